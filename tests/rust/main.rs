@@ -1,0 +1,1 @@
+//! Integration tests, one promise a module.
