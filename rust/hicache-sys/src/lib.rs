@@ -1,1 +1,24 @@
-//! x
+//! Everything unsafe below Python: memory lent by an engine, positioned vectored file I/O, file locks.
+//!
+//! This crate owns the unsafe code of the workspace so that the crates above can forbid it. It knows
+//! nothing of pages, keys or formats. Every function is safe to call; the one exception is
+//! [`Region::from_raw_parts`], where memory enters.
+
+#![expect(unsafe_code, reason = "the one crate of the workspace that may, see the crate documentation")]
+
+mod aligned;
+pub mod file;
+pub mod lock;
+pub mod probe;
+mod region;
+
+pub use aligned::AlignedBuffer;
+pub use region::{OutOfBounds, Region};
+
+/// Alignment of direct I/O and of large payloads, in bytes. The largest logical block size in use.
+pub const DIRECT_ALIGNMENT: usize = 4096;
+
+/// Number of this process, as the kernel knows it now: differs from a remembered one in a forked child.
+pub fn process_number() -> u32 {
+    std::process::id()
+}
