@@ -1,1 +1,3 @@
 //! Integration tests, one promise a module.
+
+mod key_vectors;

@@ -1,6 +1,10 @@
 //! The store: identity, layouts, on-disk format, backup, match and restore of KV-cache pages.
 #![forbid(unsafe_code)]
 
+pub mod dtype;
 pub mod error;
+pub mod key;
 
+pub use dtype::DType;
 pub use error::{Error, ErrorKind, Result};
+pub use key::{PageKey, bigram_page_keys, chain_seed, page_keys};
