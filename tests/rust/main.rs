@@ -1,3 +1,4 @@
 //! Integration tests, one promise a module.
 
 mod key_vectors;
+mod tiles;
