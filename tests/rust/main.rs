@@ -1,4 +1,5 @@
 //! Integration tests, one promise a module.
 
+mod identity;
 mod key_vectors;
 mod tiles;
