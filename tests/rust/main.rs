@@ -2,4 +2,5 @@
 
 mod identity;
 mod key_vectors;
+mod layouts;
 mod tiles;
