@@ -3,4 +3,5 @@
 mod identity;
 mod key_vectors;
 mod layouts;
+mod plans;
 mod tiles;
