@@ -231,6 +231,7 @@ fn what_does_not_fit_is_refused() {
         (object(&pool), broken(|layout| layout.components[0].layer_stride = u64::MAX), tile),
         (object(&pool), broken(|layout| layout.components[0].heads_per_group = 0), tile),
         (object(&pool), broken(|layout| layout.components[0].buffer = 1), tile),
+        (broken(|layout| layout.components[0].row_bytes = 0), object(&pool), tile),
         (broken(|layout| layout.slots = 2), object(&pool), tile),
         (broken(|layout| layout.slots = 0), object(&pool), tile),
     ];
@@ -238,6 +239,18 @@ fn what_does_not_fit_is_refused() {
         let error = CopyPlan::between(&src, &dst, &rect).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Geometry, "case {i}");
     }
+}
+
+#[test]
+fn rows_that_touch_in_one_slot_only_stay_apart() {
+    // K stands in front of V in slot 0, but V's slots lie closer together.
+    let tile = whole(1, 1, 1);
+    let src = Layout::object(LayoutName::PageFirst, &kv(16), &tile).unwrap();
+    let mut dst = Layout::packed(LayoutName::PageFirst, &kv(16), &tile, 3, 0, 64).unwrap();
+    assert_eq!(CopyPlan::between(&src, &dst, &tile).unwrap().runs.len(), 1);
+    dst.components[1].page_stride = 32;
+    let plan = CopyPlan::between(&src, &dst, &tile).unwrap();
+    assert_eq!(plan.runs.iter().map(|run| run.dst.at(2)).collect::<Vec<_>>(), [128, 80]);
 }
 
 #[test]

@@ -102,7 +102,9 @@ impl CopyPlan {
             }
             together
         });
-        let bytes = runs.iter().map(|run| run.len).sum();
+        runs.shrink_to_fit();
+        let bytes = runs.iter().try_fold(0u64, |sum, run| sum.checked_add(run.len));
+        let bytes = bytes.ok_or_else(|| Error::geometry("the rows of a layout overlap"))?;
         Ok(CopyPlan { runs, bytes })
     }
 
@@ -131,10 +133,10 @@ impl<'a> Side<'a> {
     fn new(layout: &'a Layout, rule: &'a ComponentLayout) -> Result<Side<'a>> {
         let buffer_bytes = layout.buffer_bytes.get(rule.buffer).copied();
         match buffer_bytes {
-            Some(buffer_bytes) if rule.heads_per_group > 0 && layout.slots > 0 => {
+            Some(buffer_bytes) if rule.heads_per_group > 0 && rule.row_bytes > 0 && layout.slots > 0 => {
                 Ok(Side { layout, rule, buffer_bytes })
             }
-            _ => Err(Error::geometry("a layout without slots, groups or the buffer that it names")),
+            _ => Err(Error::geometry("a layout without slots, groups, rows or the buffer that it names")),
         }
     }
 
@@ -224,7 +226,7 @@ fn push_runs(sides: &[Side<'_>; 2], rect: &Tile, runs: &mut Vec<CopyRun>) -> Res
         .map(|i| Axis { count: counts[i], src: src_strides[i], dst: dst_strides[i] })
         .filter(|axis| axis.count > 1)
         .collect();
-    // At most 2^32 times three counts of at most 2^16.
+    // Below 2^64 times three counts of at most 2^16: fits.
     let mut len = u128::from(src.rule.row_bytes);
     while let Some(i) = axes.iter().position(|axis| axis.src == len && axis.dst == len) {
         len *= u128::from(axes.swap_remove(i).count);
