@@ -213,6 +213,47 @@ fn differences_name_each_field_with_both_values() {
     assert_eq!(fields, expected);
 }
 
+/// One field changed alone is another identity, and the difference names that field and no other.
+#[test]
+fn each_field_counts_by_itself() {
+    let change = |mut value: Value, path: &str, new: Value| {
+        *value.pointer_mut(path).unwrap() = new;
+        value
+    };
+    let one = namespace();
+    for (field, new) in [
+        ("model", json!("org/model2")),
+        ("revision", json!("unversioned")),
+        ("page_size", json!(128)),
+        ("salt", json!("tenant-2")),
+        ("salt", Value::Null),
+    ] {
+        let other = Namespace::from_json(&change(one.to_json(), &format!("/{field}"), new)).unwrap();
+        assert_ne!(one.fingerprint(), other.fingerprint(), "{field}");
+        let fields: Vec<String> = one.differences(&other).into_iter().map(|found| found.field).collect();
+        assert_eq!(fields, [field]);
+    }
+    let one = kv();
+    for (path, field, new) in [
+        ("/name", "name", json!("kv2")),
+        ("/kind", "kind", json!("draft")),
+        ("/dtype", "dtype", json!("float16")),
+        ("/row_format", "row_format", json!("packed")),
+        ("/components/0/name", "components[0].name", json!("key")),
+        ("/components/1/row_bytes", "components[1].row_bytes", json!(128)),
+        ("/components/1/unit", "components[1].unit", json!("page")),
+        ("/components/0/dtype", "components[0].dtype", json!("float16")),
+    ] {
+        let other = Pool::from_json(&change(one.to_json(), path, new)).unwrap();
+        assert_ne!(one.fingerprint(), other.fingerprint(), "{field}");
+        let fields: Vec<String> = one.differences(&other).into_iter().map(|found| found.field).collect();
+        assert_eq!(fields, [field]);
+    }
+    let swapped = one.components().iter().rev().cloned().collect();
+    let swapped = Pool::new("kv", PoolKind::Kv, DType::BFloat16, None, swapped).unwrap();
+    assert_ne!(one.fingerprint(), swapped.fingerprint(), "the order of components is the order of bytes");
+}
+
 #[test]
 fn text_is_not_normalised() {
     let composed = Namespace::new("gr\u{f6}\u{df}e", "r", 64, None).unwrap();

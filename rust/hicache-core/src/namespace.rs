@@ -7,6 +7,7 @@ use crate::canonical::{
     Differences, Fields, Reader, Writer, check_schema_version, check_text, optional_text,
 };
 use crate::error::{Error, Result};
+use crate::tile::Tile;
 use serde_json::{Value, json};
 
 pub use crate::canonical::{Difference, Fingerprint};
@@ -37,7 +38,7 @@ impl Namespace {
     /// Longest salt, in bytes.
     pub const MAX_SALT_BYTES: usize = 256;
     /// Largest page, in tokens.
-    pub const MAX_PAGE_SIZE: u32 = 65_536;
+    pub const MAX_PAGE_SIZE: u32 = Tile::MAX_PAGE_SIZE;
 
     /// A namespace of pages of `page_size` tokens (1 to 65,536).
     ///
