@@ -1,6 +1,21 @@
 //! The store: identity, layouts, on-disk format, backup, match and restore of KV-cache pages.
 #![forbid(unsafe_code)]
 
+mod canonical;
+pub mod dtype;
 pub mod error;
+pub mod key;
+pub mod layout;
+pub mod namespace;
+pub mod plan;
+pub mod pool;
+pub mod tile;
 
+pub use dtype::DType;
 pub use error::{Error, ErrorKind, Result};
+pub use key::{PageKey, bigram_page_keys, chain_seed, page_keys};
+pub use layout::{ComponentLayout, Layout, LayoutName};
+pub use namespace::{Difference, Fingerprint, Namespace};
+pub use plan::{CopyPlan, CopyRun, Place};
+pub use pool::{Component, HitPolicy, Pool, PoolKind, RowUnit};
+pub use tile::{Piece, Span, Tile, TokenLattice, cover};
