@@ -4,4 +4,6 @@ mod identity;
 mod key_vectors;
 mod layouts;
 mod plans;
+mod store_round_trip;
+mod support;
 mod tiles;

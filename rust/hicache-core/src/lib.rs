@@ -4,11 +4,13 @@
 mod canonical;
 pub mod dtype;
 pub mod error;
+pub mod format;
 pub mod key;
 pub mod layout;
 pub mod namespace;
 pub mod plan;
 pub mod pool;
+pub mod store;
 pub mod tile;
 
 pub use dtype::DType;
@@ -18,4 +20,8 @@ pub use layout::{ComponentLayout, Layout, LayoutName};
 pub use namespace::{Difference, Fingerprint, Namespace};
 pub use plan::{CopyPlan, CopyRun, Place};
 pub use pool::{Component, HitPolicy, Pool, PoolKind, RowUnit};
+pub use store::{
+    BackupOutcome, BackupReport, ChainStart, IoMode, Match, PoolHit, PoolMemory, RestoreOptions,
+    RestoreOutcome, RestoreReport, Store, StoreOptions, View, ViewOptions, ViewPool,
+};
 pub use tile::{Piece, Span, Tile, TokenLattice, cover};

@@ -1,0 +1,657 @@
+//! `backup`: pages of one chain from host memory to a segment, published together.
+
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use hicache_sys::file::Piece;
+
+use rayon::prelude::*;
+
+use crate::format::block::{block_checksum, encode_block};
+use crate::format::directory::{
+    Block, DIRECTORY_ALIGNMENT, DirectoryHeader, Entry, Parent, Run, UNKNOWN_DEPTH, directory_bytes,
+    encode as encode_directory, entries_offsets,
+};
+use crate::format::form::{Codec, Form};
+use crate::format::frame::{AddRun, AddUnit, FrameKind, ShortKey, encode_add, short_key};
+use crate::key::PageKey;
+use crate::store::counters::Counter;
+use crate::store::index::MAX_RUN_PAGES;
+use crate::store::io::{Write, gather};
+use crate::store::landing::Landing;
+use crate::store::notices::Level;
+use crate::store::segment_writer::Reservation;
+use crate::store::view::{BoundMemory, PoolMemory, PoolState, View};
+use crate::{Error, ErrorKind, Result};
+
+/// Most raw bytes of one publication unit; compressed ones are held in memory before they are written.
+const UNIT_BYTES: u64 = 256 << 20;
+const COMPRESSED_UNIT_BYTES: u64 = 64 << 20;
+
+/// About as many bytes as one write moves: small enough to be still in cache after its checksum.
+pub(crate) const CHUNK_BYTES: u64 = 256 << 10;
+
+/// Pages from this size on start at multiples of the direct I/O alignment.
+const LARGE_PAGE_BYTES: u64 = hicache_sys::DIRECT_ALIGNMENT as u64;
+
+/// What became of one page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum BackupOutcome {
+    /// Written and published, in at least one pool.
+    Stored,
+    /// There already, in every pool given; nothing was written.
+    Present,
+    /// No room, under the root's capacity or on the disk.
+    Refused,
+    /// The system could not write it.
+    Error,
+}
+
+impl BackupOutcome {
+    /// Name in Python and the tools.
+    pub fn name(self) -> &'static str {
+        match self {
+            BackupOutcome::Stored => "stored",
+            BackupOutcome::Present => "present",
+            BackupOutcome::Refused => "refused",
+            BackupOutcome::Error => "error",
+        }
+    }
+}
+
+/// Answer of `backup`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BackupReport {
+    /// What became of each page.
+    pub outcomes: Vec<BackupOutcome>,
+    /// Raw bytes of the objects written.
+    pub raw_bytes: u64,
+    /// Bytes that they take in the segment, directories included.
+    pub stored_bytes: u64,
+    /// Why pages were refused or not written, if any were.
+    pub reason: Option<String>,
+}
+
+/// Where a chain starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ChainStart {
+    /// Key of the page before the first one.
+    pub parent: Option<PageKey>,
+    /// Pages before the first one; 0 starts a sequence.
+    pub depth: Option<u32>,
+}
+
+/// Pages of one pool that go into one run.
+struct RunPlan<'v, 'm> {
+    pool: &'v PoolState,
+    memory: &'v BoundMemory<'m>,
+    landing: Arc<Landing>,
+    pages: Range<usize>,
+}
+
+impl View {
+    /// Stores pages of one chain: `keys` in order, each pool's page `i` in slot `memory[pool].slots[i]`. All pools of
+    /// a page become visible together. The call returns when the source memory is no longer needed.
+    ///
+    /// # Errors
+    /// `Geometry` or `Config` for arguments that do not fit, `Closed`, `Unsupported` on a read-only store. A full or
+    /// failing disk is an outcome of the pages, not an error.
+    pub fn backup(
+        &self,
+        keys: &[PageKey],
+        memory: Vec<PoolMemory<'_>>,
+        start: ChainStart,
+    ) -> Result<BackupReport> {
+        self.inner.check_open()?;
+        if self.inner.options.read_only {
+            return Err(Error::new(ErrorKind::Unsupported, "the store is open for reading only"));
+        }
+        if start.depth == Some(0) && start.parent.is_some() {
+            return Err(Error::config("expected no parent at depth 0, found one"));
+        }
+        let memory = self.bind(memory, keys.len(), false)?;
+        refuse_repeated(keys)?;
+        self.refresh();
+        let missing = self.missing(keys, &memory);
+        let mut report = BackupReport {
+            outcomes: vec![BackupOutcome::Present; keys.len()],
+            raw_bytes: 0,
+            stored_bytes: 0,
+            reason: None,
+        };
+        for pages in self.units(keys.len(), &missing) {
+            match self.write_unit(keys, &memory, &missing, pages.clone(), start) {
+                Ok((raw_bytes, stored_bytes)) => {
+                    report.raw_bytes += raw_bytes;
+                    report.stored_bytes += stored_bytes;
+                    set(&mut report.outcomes, &missing, pages, BackupOutcome::Stored);
+                }
+                Err(refusal) => {
+                    // What comes after would hang in the air: a chain is usable only from its start.
+                    set(&mut report.outcomes, &missing, pages.start..keys.len(), refusal.outcome);
+                    self.count_refusal(&refusal, &report.outcomes);
+                    report.reason = Some(refusal.reason);
+                    break;
+                }
+            }
+        }
+        self.count(&report);
+        Ok(report)
+    }
+
+    /// For each pool and page: whether an object must be written.
+    fn missing(&self, keys: &[PageKey], memory: &[BoundMemory<'_>]) -> Vec<Vec<bool>> {
+        let index = self.state.index();
+        let of_pool = |(pool, memory): (&PoolState, &BoundMemory<'_>)| {
+            let coverage = pool.coverage(&index);
+            let is_missing =
+                |(key, &slot): (&PageKey, &i64)| slot >= 0 && !coverage.has(&index, &short_key(key));
+            keys.iter().zip(memory.slots).map(is_missing).collect()
+        };
+        self.pools.iter().zip(memory).map(of_pool).collect()
+    }
+
+    /// Cuts the chain into units: whole pages, with all pools of a page in the same one. Pages of which nothing is
+    /// missing belong to none.
+    fn units(&self, pages: usize, missing: &[Vec<bool>]) -> Vec<Range<usize>> {
+        let most = if self.zstd_level > 0 { COMPRESSED_UNIT_BYTES } else { UNIT_BYTES };
+        let mut units: Vec<Range<usize>> = Vec::new();
+        let mut bytes = 0;
+        for page in 0..pages {
+            let of_pool = |(pool, missing): (&PoolState, &Vec<bool>)| {
+                if missing[page] { pool.form.page_bytes } else { 0 }
+            };
+            let page_bytes: u64 = self.pools.iter().zip(missing).map(of_pool).sum();
+            if page_bytes == 0 {
+                continue;
+            }
+            match units.last_mut() {
+                Some(unit) if bytes + page_bytes <= most && page - unit.start < MAX_RUN_PAGES => {
+                    unit.end = page + 1;
+                    bytes += page_bytes;
+                }
+                _ => {
+                    units.push(page..page + 1);
+                    bytes = page_bytes;
+                }
+            }
+        }
+        units
+    }
+
+    fn write_unit(
+        &self,
+        keys: &[PageKey],
+        memory: &[BoundMemory<'_>],
+        missing: &[Vec<bool>],
+        pages: Range<usize>,
+        start: ChainStart,
+    ) -> std::result::Result<(u64, u64), Refusal> {
+        let mut plans = Vec::new();
+        for ((pool, memory), missing) in self.pools.iter().zip(memory).zip(missing) {
+            for pages in consecutive(missing, pages.clone()) {
+                let landing =
+                    pool.landing(&pool.form, &pool.spec.tile, memory).map_err(Refusal::from_error)?;
+                plans.push(RunPlan { pool, memory, landing, pages });
+            }
+        }
+        let mut unit = Unit::plan(&plans, keys, start);
+        if self.zstd_level > 0 {
+            unit.compress(&plans, self)?;
+        }
+        let (len, alignment) = unit.lay_out();
+        if !self.inner.budget.take(&self.inner.paths, len) {
+            return Err(Refusal::capacity(self.inner.description.capacity_bytes));
+        }
+        let written = self.write_and_publish(&plans, &mut unit, len, alignment);
+        if written.is_err() {
+            self.inner.budget.give_back(len);
+        }
+        written.map_err(Refusal::from_io)?;
+        let unknown = unit.runs.iter().filter(|run| run.parent == Parent::Unknown).count();
+        self.inner.counters.add(Counter::BackupUnknownParent, unknown as u64);
+        let raw_bytes = plans.iter().map(|plan| plan.pages.len() as u64 * plan.pool.form.page_bytes).sum();
+        Ok((raw_bytes, len))
+    }
+
+    fn write_and_publish(
+        &self,
+        plans: &[RunPlan<'_, '_>],
+        unit: &mut Unit,
+        len: u64,
+        alignment: u64,
+    ) -> io::Result<()> {
+        self.inner.announce()?;
+        let generation = self.state.index().generation();
+        let next_number = || self.inner.next_segment_number();
+        let (room, sealed) =
+            self.state.writer.reserve(&self.inner.transfers, generation, len, alignment, next_number)?;
+        if let Some(sealed) = sealed {
+            self.inner.tell_sealed(self.state.fingerprint, &sealed);
+        }
+        let written = self.write_room(plans, unit, &room, generation);
+        self.state.writer.finish(&room, written.as_ref().ok().copied());
+        if written.is_ok() {
+            self.inner.files.insert(&self.state.fingerprint, room.segment, Arc::clone(&room.file));
+            self.refresh();
+        }
+        written.map(|_| ())
+    }
+
+    /// Writes payload, directory and frame, in this order. The offset of the directory.
+    fn write_room(
+        &self,
+        plans: &[RunPlan<'_, '_>],
+        unit: &mut Unit,
+        room: &Reservation,
+        generation: u64,
+    ) -> io::Result<u64> {
+        let namespace = self.state.fingerprint;
+        match unit.compressed.take() {
+            Some(pages) => self.write_compressed(unit, &pages, room)?,
+            None => self.write_straight(plans, unit, room)?,
+        }
+        let directory_offset = room.offset + unit.directory_offset;
+        let header = DirectoryHeader {
+            namespace,
+            segment: room.segment,
+            generation,
+            unit_offset: room.offset,
+            directory_offset,
+            directory_bytes: directory_bytes(&unit.runs),
+            written_ns: crate::store::now_ns(),
+        };
+        let mut directory = encode_directory(&header, &unit.runs);
+        let directory_len = directory.len() as u64;
+        directory.resize((room.len - unit.directory_offset) as usize, 0);
+        self.inner.transfers.write_small(
+            room.file.path(),
+            room.file.buffered(),
+            &directory,
+            directory_offset,
+        )?;
+        if self.inner.options.durable {
+            room.file.buffered().sync_data()?;
+        }
+        let add = AddUnit {
+            segment: room.segment,
+            generation,
+            unit_offset: room.offset,
+            unit_bytes: room.len,
+            directory_offset,
+            directory_bytes: directory_len,
+        };
+        let keys: Vec<Vec<ShortKey>> = unit
+            .runs
+            .iter()
+            .map(|run| run.entries.iter().map(|entry| short_key(&entry.key)).collect())
+            .collect();
+        let entries = entries_offsets(&unit.runs);
+        let runs: Vec<AddRun<'_>> = unit
+            .runs
+            .iter()
+            .zip(&keys)
+            .zip(entries)
+            .map(|((run, keys), entries)| AddRun {
+                form: run.form,
+                entries_offset: directory_offset + entries,
+                payload_offset: room.offset + run.payload_offset,
+                payload_bytes: run.payload_bytes,
+                parent: if let Parent::Page(key) = run.parent { short_key(&key) } else { [0; 16] },
+                depth: run.depth,
+                keys: keys.as_flattened(),
+            })
+            .collect();
+        self.say(FrameKind::Add, 1, &encode_add(&add, &runs))?;
+        Ok(directory_offset)
+    }
+
+    /// Writes raw pages from where they are, each chunk right after its checksums while it is in cache.
+    fn write_straight(
+        &self,
+        plans: &[RunPlan<'_, '_>],
+        unit: &mut Unit,
+        room: &Reservation,
+    ) -> io::Result<()> {
+        struct Chunk<'c> {
+            run: usize,
+            pages: Range<usize>,
+            bytes: Range<u64>,
+            pieces: Vec<Piece<'c>>,
+        }
+        let mut chunks: Vec<Chunk<'_>> = Vec::new();
+        let mut writes = Vec::new();
+        for (run, plan) in plans.iter().enumerate() {
+            let form = &plan.pool.form;
+            for (pages, bytes) in cut(form, plan.pages.len(), 0..form.page_bytes) {
+                let mut pieces = Vec::new();
+                for page in pages.clone() {
+                    let slot = plan.memory.slots[plan.pages.start + page] as u64;
+                    plan.landing.pieces(bytes.clone(), slot, &plan.memory.regions, &mut pieces);
+                }
+                let first =
+                    unit.runs[run].payload_offset + pages.start as u64 * form.page_bytes + bytes.start;
+                writes.push(Write {
+                    file: &room.file,
+                    offset: room.offset + first,
+                    len: pages.len() as u64 * (bytes.end - bytes.start),
+                    from: plan.landing.is_straight.then(|| pieces.clone()),
+                });
+                chunks.push(Chunk { run, pages, bytes, pieces });
+            }
+        }
+        let checksums: Vec<Vec<AtomicU64>> = unit
+            .runs
+            .iter()
+            .map(|run| {
+                (0..run.entries.len() * run.form.blocks() as usize).map(|_| AtomicU64::new(0)).collect()
+            })
+            .collect();
+        let seeds: Vec<Vec<u64>> = unit
+            .runs
+            .iter()
+            .map(|run| {
+                run.entries.iter().map(|entry| run.form.seed(&self.state.fingerprint, &entry.key)).collect()
+            })
+            .collect();
+        let store = |chunk: &Chunk<'_>, page: usize, block: u32, value: u64| {
+            let blocks = plans[chunk.run].pool.form.blocks() as usize;
+            checksums[chunk.run][page * blocks + block as usize].store(value, Ordering::Relaxed);
+        };
+        self.inner.engine.write_batch(&writes, &|index, scratch| {
+            let chunk = &chunks[index];
+            let form = &plans[chunk.run].pool.form;
+            let first_block = (chunk.bytes.start / u64::from(form.block_bytes)) as u32;
+            let page_len = (chunk.bytes.end - chunk.bytes.start) as usize;
+            if writes[index].from.is_none() {
+                gather(&chunk.pieces, scratch)?;
+                for (page, bytes) in chunk.pages.clone().zip(scratch.chunks(page_len)) {
+                    for (block, bytes) in (first_block..).zip(bytes.chunks(form.block_bytes as usize)) {
+                        store(chunk, page, block, block_checksum(seeds[chunk.run][page], block, bytes));
+                    }
+                }
+                return Ok(());
+            }
+            let plan = &plans[chunk.run];
+            for page in chunk.pages.clone() {
+                let slot = plan.memory.slots[plan.pages.start + page] as u64;
+                let mut pieces = Vec::new();
+                let mut at = chunk.bytes.start;
+                for block in first_block.. {
+                    if at >= chunk.bytes.end {
+                        break;
+                    }
+                    let end = at + u64::from(form.block_raw_bytes(block));
+                    pieces.clear();
+                    plan.landing.pieces(at..end, slot, &plan.memory.regions, &mut pieces);
+                    let value = pieces_checksum(seeds[chunk.run][page], block, &pieces)?;
+                    store(chunk, page, block, value);
+                    at = end;
+                }
+            }
+            Ok(())
+        })?;
+        for (run, checksums) in unit.runs.iter_mut().zip(checksums) {
+            let (form, payload_offset) = (run.form, run.payload_offset);
+            let blocks = form.blocks() as usize;
+            for (page, entry) in run.entries.iter_mut().enumerate() {
+                entry.payload_offset = payload_offset + page as u64 * form.page_bytes;
+                entry.blocks = (0..blocks)
+                    .map(|block| Block {
+                        stored_bytes: form.block_raw_bytes(block as u32),
+                        checksum: checksums[page * blocks + block].load(Ordering::Relaxed),
+                    })
+                    .collect();
+            }
+        }
+        Ok(())
+    }
+
+    fn write_compressed(&self, unit: &Unit, pages: &[Vec<Vec<u8>>], room: &Reservation) -> io::Result<()> {
+        let mut sources = Vec::new();
+        let mut writes = Vec::new();
+        for (run, pages) in unit.runs.iter().zip(pages) {
+            for (entry, stored) in run.entries.iter().zip(pages) {
+                writes.push(Write {
+                    file: &room.file,
+                    offset: room.offset + entry.payload_offset,
+                    len: stored.len() as u64,
+                    from: None,
+                });
+                sources.push(stored);
+            }
+        }
+        self.inner.engine.write_batch(&writes, &|index, scratch| {
+            scratch.copy_from_slice(sources[index]);
+            Ok(())
+        })
+    }
+
+    fn count_refusal(&self, refusal: &Refusal, outcomes: &[BackupOutcome]) {
+        let pages = outcomes.iter().filter(|&&outcome| outcome == refusal.outcome).count() as u64;
+        self.inner.counters.add(refusal.counter, pages);
+        self.inner.notices.push(Level::Warning, refusal.counter.name(), || {
+            format!("{pages} pages were not stored: {}", refusal.reason)
+        });
+    }
+
+    fn count(&self, report: &BackupReport) {
+        let pages = |outcome| report.outcomes.iter().filter(|&&have| have == outcome).count() as u64;
+        let counters = &self.inner.counters;
+        counters.add(Counter::BackupStored, pages(BackupOutcome::Stored));
+        counters.add(Counter::BackupPresent, pages(BackupOutcome::Present));
+        counters.add(Counter::BackupRawBytes, report.raw_bytes);
+        counters.add(Counter::BackupStoredBytes, report.stored_bytes);
+        self.inner.leave_counters(false);
+    }
+}
+
+/// A unit on its way: its runs, and where things go in it.
+struct Unit {
+    runs: Vec<Run>,
+    /// Stored bytes of each page of each run, once compressed.
+    compressed: Option<Vec<Vec<Vec<u8>>>>,
+    directory_offset: u64,
+}
+
+impl Unit {
+    fn plan(plans: &[RunPlan<'_, '_>], keys: &[PageKey], start: ChainStart) -> Unit {
+        let runs = plans.iter().map(|plan| {
+            let first = plan.pages.start;
+            let parent = match (first.checked_sub(1), start.parent, start.depth) {
+                (Some(before), _, _) => Parent::Page(keys[before]),
+                (None, Some(parent), _) => Parent::Page(parent),
+                (None, None, Some(0)) => Parent::Root,
+                (None, None, _) => Parent::Unknown,
+            };
+            let depth =
+                start.depth.and_then(|depth| depth.checked_add(first as u32)).unwrap_or(UNKNOWN_DEPTH);
+            let entry = |key: &PageKey| Entry { key: *key, payload_offset: 0, blocks: Vec::new() };
+            Run {
+                form: plan.pool.form,
+                pool_bytes: plan.pool.spec.pool.canonical_bytes(),
+                payload_offset: 0,
+                payload_bytes: plan.pages.len() as u64 * plan.pool.form.page_bytes,
+                parent,
+                depth,
+                entries: keys[plan.pages.clone()].iter().map(entry).collect(),
+            }
+        });
+        Unit { runs: runs.collect(), compressed: None, directory_offset: 0 }
+    }
+
+    /// Compresses every page, several at a time.
+    fn compress(&mut self, plans: &[RunPlan<'_, '_>], view: &View) -> std::result::Result<(), Refusal> {
+        let mut compressed = Vec::with_capacity(self.runs.len());
+        for (run, plan) in self.runs.iter_mut().zip(plans) {
+            let form = run.form;
+            let keys: Vec<PageKey> = run.entries.iter().map(|entry| entry.key).collect();
+            let one = |page: usize| {
+                let slot = plan.memory.slots[plan.pages.start + page] as u64;
+                let seed = form.seed(&view.state.fingerprint, &keys[page]);
+                compress_page(&form, &plan.landing, slot, &plan.memory.regions, seed, view.zstd_level)
+            };
+            let pages: io::Result<Vec<(Vec<u8>, Vec<Block>)>> =
+                view.inner.workers.install(|| (0..keys.len()).into_par_iter().map(one).collect());
+            let pages = pages.map_err(Refusal::from_io)?;
+            let (stored, blocks): (Vec<_>, Vec<_>) = pages.into_iter().unzip();
+            for (entry, blocks) in run.entries.iter_mut().zip(blocks) {
+                entry.blocks = blocks;
+            }
+            run.payload_bytes = stored.iter().map(|stored: &Vec<u8>| stored.len() as u64).sum();
+            compressed.push(stored);
+        }
+        self.compressed = Some(compressed);
+        Ok(())
+    }
+
+    /// Gives each run its place. Bytes of the whole unit, and the alignment of its start and end.
+    fn lay_out(&mut self) -> (u64, u64) {
+        let mut position = 0_u64;
+        let mut alignment = DIRECTORY_ALIGNMENT;
+        for (number, run) in self.runs.iter_mut().enumerate() {
+            let is_large = run.form.codec == Codec::None && run.form.page_bytes >= LARGE_PAGE_BYTES;
+            let run_alignment = if is_large { LARGE_PAGE_BYTES } else { DIRECTORY_ALIGNMENT };
+            alignment = alignment.max(run_alignment);
+            position = position.next_multiple_of(run_alignment);
+            run.payload_offset = position;
+            if let Some(compressed) = &self.compressed {
+                let mut at = position;
+                for (entry, stored) in run.entries.iter_mut().zip(&compressed[number]) {
+                    entry.payload_offset = at;
+                    at += stored.len() as u64;
+                }
+            }
+            position += run.payload_bytes;
+        }
+        self.directory_offset = position.next_multiple_of(DIRECTORY_ALIGNMENT);
+        ((self.directory_offset + directory_bytes(&self.runs)).next_multiple_of(alignment), alignment)
+    }
+}
+
+/// Stored bytes and blocks of one page.
+fn compress_page(
+    form: &Form,
+    landing: &Landing,
+    slot: u64,
+    regions: &[&hicache_sys::Region],
+    seed: u64,
+    level: i32,
+) -> io::Result<(Vec<u8>, Vec<Block>)> {
+    let mut raw = vec![0; form.page_bytes as usize];
+    let mut pieces = Vec::new();
+    landing.pieces(0..form.page_bytes, slot, regions, &mut pieces);
+    gather(&pieces, &mut raw)?;
+    let mut stored = Vec::with_capacity(raw.len());
+    let mut blocks = Vec::with_capacity(form.blocks() as usize);
+    for (index, block) in raw.chunks(form.block_bytes as usize).enumerate() {
+        let start = stored.len();
+        encode_block(form.codec, level, block, &mut stored)?;
+        let bytes = &stored[start..];
+        blocks.push(Block {
+            stored_bytes: bytes.len() as u32,
+            checksum: block_checksum(seed, index as u32, bytes),
+        });
+    }
+    Ok((stored, blocks))
+}
+
+/// Checksum of a raw block that lies in pieces.
+pub(crate) fn pieces_checksum(seed: u64, block: u32, pieces: &[Piece<'_>]) -> io::Result<u64> {
+    let invalid = |error| io::Error::new(io::ErrorKind::InvalidInput, error);
+    if let [piece] = pieces {
+        let whole = |bytes: &[u8]| block_checksum(seed, block, bytes);
+        return piece.region.with_bytes(piece.offset, piece.len, whole).map_err(invalid);
+    }
+    let mut streaming = crate::format::block::StreamingChecksum::new(seed, block);
+    for piece in pieces {
+        piece.region.with_bytes(piece.offset, piece.len, |bytes| streaming.update(bytes)).map_err(invalid)?;
+    }
+    Ok(streaming.finish())
+}
+
+/// Cuts `pages` equal pages, of each the bytes `range`, into chunks of about [`CHUNK_BYTES`] at block borders:
+/// several small pages at once, or a part of a large one.
+pub(crate) fn cut(form: &Form, pages: usize, range: Range<u64>) -> Vec<(Range<usize>, Range<u64>)> {
+    let page_len = range.end - range.start;
+    if page_len <= CHUNK_BYTES / 2 {
+        let at_once = (CHUNK_BYTES / page_len.max(1)) as usize;
+        return (0..pages)
+            .step_by(at_once)
+            .map(|first| (first..(first + at_once).min(pages), range.clone()))
+            .collect();
+    }
+    let step = CHUNK_BYTES.next_multiple_of(u64::from(form.block_bytes));
+    let mut chunks = Vec::with_capacity(pages * page_len.div_ceil(step) as usize);
+    for page in 0..pages {
+        let mut at = range.start;
+        while at < range.end {
+            let end = (at + step).min(range.end);
+            chunks.push((page..page + 1, at..end));
+            at = end;
+        }
+    }
+    chunks
+}
+
+/// Stretches of `true` within `pages`.
+fn consecutive(wanted: &[bool], pages: Range<usize>) -> Vec<Range<usize>> {
+    let mut stretches: Vec<Range<usize>> = Vec::new();
+    for page in pages.filter(|&page| wanted[page]) {
+        match stretches.last_mut() {
+            Some(last) if last.end == page && last.len() < MAX_RUN_PAGES => last.end = page + 1,
+            _ => stretches.push(page..page + 1),
+        }
+    }
+    stretches
+}
+
+fn set(outcomes: &mut [BackupOutcome], missing: &[Vec<bool>], pages: Range<usize>, outcome: BackupOutcome) {
+    for page in pages {
+        if missing.iter().any(|missing| missing[page]) {
+            outcomes[page] = outcome;
+        }
+    }
+}
+
+fn refuse_repeated(keys: &[PageKey]) -> Result<()> {
+    let mut seen = std::collections::HashMap::with_capacity(keys.len());
+    for (page, key) in keys.iter().enumerate() {
+        if let Some(first) = seen.insert(key, page) {
+            return Err(Error::config(format!(
+                "expected keys of one chain, found the key of page {first} again at page {page}"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Why a unit was not written.
+struct Refusal {
+    outcome: BackupOutcome,
+    counter: Counter,
+    reason: String,
+}
+
+impl Refusal {
+    fn capacity(capacity: u64) -> Self {
+        let reason = format!("the root's capacity of {capacity} bytes is used up");
+        Refusal { outcome: BackupOutcome::Refused, counter: Counter::BackupRefusedCapacity, reason }
+    }
+
+    fn from_io(error: io::Error) -> Self {
+        // ENOSPC, EDQUOT and EFBIG: there is no room, whatever the capacity says.
+        let is_full = matches!(error.raw_os_error(), Some(28 | 122 | 27));
+        let (outcome, counter) = match is_full {
+            true => (BackupOutcome::Refused, Counter::BackupRefusedNoSpace),
+            false => (BackupOutcome::Error, Counter::BackupError),
+        };
+        Refusal { outcome, counter, reason: error.to_string() }
+    }
+
+    fn from_error(error: Error) -> Self {
+        Refusal { outcome: BackupOutcome::Error, counter: Counter::BackupError, reason: error.to_string() }
+    }
+}

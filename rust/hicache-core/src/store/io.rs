@@ -1,0 +1,424 @@
+//! Payload I/O behind one small trait: batches of reads and writes, each finished where it lands.
+
+use std::cell::RefCell;
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use hicache_sys::file::{self, Access, Piece};
+use hicache_sys::{AlignedBuffer, DIRECT_ALIGNMENT};
+use rayon::prelude::*;
+
+use crate::store::counters::{Counter, Counters};
+use crate::store::notices::{Level, Notices};
+
+/// A segment as it is read and written: through the page cache, and past it where that is asked for.
+pub struct SegmentFile {
+    path: PathBuf,
+    buffered: File,
+    direct: Option<File>,
+}
+
+impl SegmentFile {
+    /// The descriptor that goes through the page cache.
+    pub fn buffered(&self) -> &File {
+        &self.buffered
+    }
+
+    /// Path at opening, for messages.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// One read of a batch.
+pub struct Read<'a> {
+    /// From where.
+    pub file: &'a SegmentFile,
+    /// First byte in the file.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+    /// Where the bytes land: pieces of that many bytes in all, or `None` for a scratch buffer.
+    pub into: Option<Vec<Piece<'a>>>,
+    /// Whether to go through the page cache in any mode: for small things that are written through it.
+    pub through_cache: bool,
+}
+
+/// One write of a batch.
+pub struct Write<'a> {
+    /// To where.
+    pub file: &'a SegmentFile,
+    /// First byte in the file.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+    /// Where the bytes are: pieces of that many bytes in all, or `None` for a scratch buffer that `prepare` fills.
+    pub from: Option<Vec<Piece<'a>>>,
+}
+
+/// Called when a read has ended, on the thread that ended it, with the scratch bytes (none when they landed
+/// in pieces).
+pub type ReadDone<'a> = &'a (dyn Fn(usize, io::Result<&[u8]>) + Sync);
+
+/// Called before a write, on the thread that will write, with the scratch bytes to fill (none when they come
+/// from pieces).
+pub type WritePrepare<'a> = &'a (dyn Fn(usize, &mut [u8]) -> io::Result<()> + Sync);
+
+/// Carries out batches of payload I/O. A call returns when every request of it has ended: nothing is in flight
+/// into or out of the caller's memory afterwards.
+pub trait IoEngine: Send + Sync {
+    /// What it is, for `stat` and the start-up line.
+    fn name(&self) -> String;
+
+    /// Carries out all reads, in any order. Those not started by `deadline` end with `TimedOut`.
+    fn read_batch(&self, reads: &[Read<'_>], deadline: Option<Instant>, done: ReadDone<'_>);
+
+    /// Carries out all writes, in any order; the first error is returned after all have ended.
+    fn write_batch(&self, writes: &[Write<'_>], prepare: WritePrepare<'_>) -> io::Result<()>;
+}
+
+/// What a fault hook may see and refuse.
+#[cfg(feature = "testing")]
+#[derive(Debug, Clone, Copy)]
+pub struct IoCall<'a> {
+    /// A write, else a read.
+    pub is_write: bool,
+    /// Past the page cache.
+    pub is_direct: bool,
+    /// The file.
+    pub path: &'a Path,
+    /// First byte in the file.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+}
+
+/// Sees every payload, directory and journal transfer before it happens; an error is returned instead of it.
+#[cfg(feature = "testing")]
+pub trait IoHook: Send + Sync {
+    /// Looks at a transfer; may block.
+    fn before(&self, call: IoCall<'_>) -> io::Result<()>;
+}
+
+/// Opens files and does single transfers, direct where asked for and possible, buffered otherwise.
+pub struct Transfers {
+    direct: AtomicBool,
+    counters: Arc<Counters>,
+    notices: Arc<Notices>,
+    #[cfg(feature = "testing")]
+    hook: Option<Arc<dyn IoHook>>,
+}
+
+impl Transfers {
+    pub(crate) fn new(
+        direct: bool,
+        counters: Arc<Counters>,
+        notices: Arc<Notices>,
+        options: &crate::store::StoreOptions,
+    ) -> Self {
+        #[cfg(not(feature = "testing"))]
+        let _ = options;
+        Transfers {
+            direct: AtomicBool::new(direct),
+            counters,
+            notices,
+            #[cfg(feature = "testing")]
+            hook: options.io_hook.clone(),
+        }
+    }
+
+    /// Whether payload goes past the page cache.
+    pub fn is_direct(&self) -> bool {
+        self.direct.load(Ordering::Relaxed)
+    }
+
+    /// Opens an existing segment, for reading or for both.
+    pub fn open(&self, path: &Path, write: bool) -> io::Result<SegmentFile> {
+        let open = if write { file::open_write } else { file::open_read };
+        let buffered = open(path, Access::Buffered)?;
+        Ok(self.with_direct(path, buffered, write))
+    }
+
+    /// Creates a segment.
+    pub fn create(&self, path: &Path) -> io::Result<SegmentFile> {
+        let buffered = file::create_new(path)?;
+        Ok(self.with_direct(path, buffered, true))
+    }
+
+    fn with_direct(&self, path: &Path, buffered: File, write: bool) -> SegmentFile {
+        let open = if write { file::open_write } else { file::open_read };
+        let direct =
+            if self.is_direct() { self.fall_back_on_error(path, open(path, Access::Direct)) } else { None };
+        SegmentFile { path: path.to_owned(), buffered, direct }
+    }
+
+    /// Writes small things (headers, directories, frames) through the page cache.
+    pub fn write_small(&self, path: &Path, file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.hook(true, false, path, offset, bytes.len() as u64)?;
+        file::write_all(file, bytes, offset)
+    }
+
+    /// Reads small things through the page cache.
+    pub fn read_small(&self, path: &Path, file: &File, out: &mut [u8], offset: u64) -> io::Result<()> {
+        self.hook(false, false, path, offset, out.len() as u64)?;
+        file::read_exact(file, out, offset)
+    }
+
+    fn read_pieces(&self, read: &Read<'_>, pieces: &[Piece<'_>]) -> io::Result<()> {
+        let Some(direct) = self.direct_of(read) else {
+            self.hook(false, false, &read.file.path, read.offset, read.len)?;
+            return file::read_pieces(&read.file.buffered, pieces, read.offset);
+        };
+        if is_aligned(read.offset) && pieces.iter().all(|piece| piece_is_aligned(piece)) {
+            let allowed = self.hook(false, true, &read.file.path, read.offset, read.len);
+            return match allowed.and_then(|()| file::read_pieces(direct, pieces, read.offset)) {
+                Err(error) if is_refusal(&error) => {
+                    self.fall_back(&read.file.path, &error);
+                    file::read_pieces(&read.file.buffered, pieces, read.offset)
+                }
+                done => done,
+            };
+        }
+        self.with_scratch(read, |bytes| scatter(bytes, pieces))?
+    }
+
+    fn direct_of<'a>(&self, read: &Read<'a>) -> Option<&'a File> {
+        read.file.direct.as_ref().filter(|_| self.is_direct() && !read.through_cache)
+    }
+
+    /// Reads into this thread's scratch buffer and hands the bytes to `take`.
+    fn with_scratch<R>(&self, read: &Read<'_>, take: impl FnOnce(&[u8]) -> R) -> io::Result<R> {
+        let start = read.offset - read.offset % DIRECT_ALIGNMENT as u64;
+        let end = (read.offset + read.len).next_multiple_of(DIRECT_ALIGNMENT as u64);
+        let (skip, len) = ((read.offset - start) as usize, read.len as usize);
+        SCRATCH.with_borrow_mut(|scratch| {
+            scratch.reserve_discarding((end - start) as usize);
+            let done = match self.direct_of(read) {
+                Some(direct) => {
+                    let allowed = self.hook(false, true, &read.file.path, start, end - start);
+                    let out = &mut scratch[..(end - start) as usize];
+                    match allowed.and_then(|()| read_aligned(direct, out, start, skip + len)) {
+                        Err(error) if is_refusal(&error) => {
+                            self.fall_back(&read.file.path, &error);
+                            file::read_exact(&read.file.buffered, &mut scratch[skip..skip + len], read.offset)
+                        }
+                        done => done,
+                    }
+                }
+                None => {
+                    self.hook(false, false, &read.file.path, read.offset, read.len)?;
+                    file::read_exact(&read.file.buffered, &mut scratch[skip..skip + len], read.offset)
+                }
+            };
+            done.map(|()| take(&scratch[skip..skip + len]))
+        })
+    }
+
+    fn write(&self, index: usize, write: &Write<'_>, prepare: WritePrepare<'_>) -> io::Result<()> {
+        let direct = write.file.direct.as_ref().filter(|_| self.is_direct());
+        // Neighbouring writes may share a sector when the length is not aligned: those go through the cache.
+        let direct = direct.filter(|_| is_aligned(write.offset) && is_aligned(write.len));
+        if let Some(pieces) = &write.from {
+            prepare(index, &mut [])?;
+            let Some(direct) = direct else {
+                self.hook(true, false, &write.file.path, write.offset, write.len)?;
+                return file::write_pieces(&write.file.buffered, pieces, write.offset);
+            };
+            if pieces.iter().all(|piece| piece_is_aligned(piece)) {
+                return self.write_direct(
+                    write,
+                    || file::write_pieces(direct, pieces, write.offset),
+                    || file::write_pieces(&write.file.buffered, pieces, write.offset),
+                );
+            }
+        }
+        SCRATCH.with_borrow_mut(|scratch| {
+            scratch.reserve_discarding(write.len as usize);
+            let bytes = &mut scratch[..write.len as usize];
+            match &write.from {
+                Some(pieces) => gather(pieces, bytes)?,
+                None => prepare(index, bytes)?,
+            }
+            let bytes = &*bytes;
+            match direct {
+                Some(direct) => self.write_direct(
+                    write,
+                    || file::write_all(direct, bytes, write.offset),
+                    || file::write_all(&write.file.buffered, bytes, write.offset),
+                ),
+                None => {
+                    self.hook(true, false, &write.file.path, write.offset, write.len)?;
+                    file::write_all(&write.file.buffered, bytes, write.offset)
+                }
+            }
+        })
+    }
+
+    fn write_direct(
+        &self,
+        write: &Write<'_>,
+        direct: impl FnOnce() -> io::Result<()>,
+        buffered: impl FnOnce() -> io::Result<()>,
+    ) -> io::Result<()> {
+        let tried = self.hook(true, true, &write.file.path, write.offset, write.len).and_then(|()| direct());
+        match tried {
+            Err(error) if is_refusal(&error) => {
+                self.fall_back(&write.file.path, &error);
+                buffered()
+            }
+            done => done,
+        }
+    }
+
+    fn fall_back_on_error<T>(&self, path: &Path, tried: io::Result<T>) -> Option<T> {
+        match tried {
+            Ok(done) => Some(done),
+            Err(error) => {
+                self.fall_back(path, &error);
+                None
+            }
+        }
+    }
+
+    fn fall_back(&self, path: &Path, error: &io::Error) {
+        self.direct.store(false, Ordering::Relaxed);
+        self.counters.add(Counter::DirectFallbacks, 1);
+        self.notices.push(Level::Warning, "direct-fallback", || {
+            format!("direct I/O refused for {}: {error}; going on through the page cache", path.display())
+        });
+    }
+
+    #[cfg(feature = "testing")]
+    fn hook(&self, is_write: bool, is_direct: bool, path: &Path, offset: u64, len: u64) -> io::Result<()> {
+        match &self.hook {
+            Some(hook) => hook.before(IoCall { is_write, is_direct, path, offset, len }),
+            None => Ok(()),
+        }
+    }
+
+    #[cfg(not(feature = "testing"))]
+    fn hook(
+        &self,
+        _is_write: bool,
+        _is_direct: bool,
+        _path: &Path,
+        _offset: u64,
+        _len: u64,
+    ) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+thread_local! {
+    static SCRATCH: RefCell<AlignedBuffer> = RefCell::new(AlignedBuffer::zeroed(0));
+}
+
+fn is_aligned(value: u64) -> bool {
+    value.is_multiple_of(DIRECT_ALIGNMENT as u64)
+}
+
+fn piece_is_aligned(piece: &Piece<'_>) -> bool {
+    is_aligned(piece.region.address() as u64 + piece.offset) && is_aligned(piece.len)
+}
+
+/// The system takes direct I/O, but not this transfer.
+fn is_refusal(error: &io::Error) -> bool {
+    // EINVAL, and EOPNOTSUPP of some network file systems.
+    matches!(error.raw_os_error(), Some(22 | 95))
+}
+
+/// Reads the aligned range until at least `needed` bytes are there: the last sector of a file may be short.
+fn read_aligned(file: &File, out: &mut [u8], offset: u64, needed: usize) -> io::Result<()> {
+    use std::os::unix::fs::FileExt;
+    let mut have = 0;
+    while have < needed {
+        match file.read_at(&mut out[have..], offset + have as u64) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(count) => have += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+fn scatter(mut bytes: &[u8], pieces: &[Piece<'_>]) -> io::Result<()> {
+    for piece in pieces {
+        let (head, rest) = bytes.split_at(piece.len as usize);
+        piece.region.copy_in(piece.offset, head).map_err(invalid)?;
+        bytes = rest;
+    }
+    Ok(())
+}
+
+/// Copies the pieces, one after the other, to `out`.
+pub(crate) fn gather(pieces: &[Piece<'_>], mut out: &mut [u8]) -> io::Result<()> {
+    for piece in pieces {
+        let (head, rest) = out.split_at_mut(piece.len as usize);
+        piece.region.copy_out(piece.offset, head).map_err(invalid)?;
+        out = rest;
+    }
+    Ok(())
+}
+
+fn invalid(error: hicache_sys::OutOfBounds) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, error)
+}
+
+/// A pool of threads that call `preadv` and `pwritev`.
+pub struct ThreadEngine {
+    transfers: Arc<Transfers>,
+    workers: Arc<rayon::ThreadPool>,
+}
+
+impl ThreadEngine {
+    /// An engine on these threads.
+    pub fn new(transfers: Arc<Transfers>, workers: Arc<rayon::ThreadPool>) -> Self {
+        ThreadEngine { transfers, workers }
+    }
+
+    fn read(&self, index: usize, read: &Read<'_>, deadline: Option<Instant>, done: ReadDone<'_>) {
+        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            return done(index, Err(io::ErrorKind::TimedOut.into()));
+        }
+        let ended = match &read.into {
+            Some(pieces) => self.transfers.read_pieces(read, pieces).map(|()| done(index, Ok(&[]))),
+            None => self.transfers.with_scratch(read, |bytes| done(index, Ok(bytes))),
+        };
+        if let Err(error) = ended {
+            done(index, Err(error));
+        }
+    }
+}
+
+impl IoEngine for ThreadEngine {
+    fn name(&self) -> String {
+        let path = if self.transfers.is_direct() { "direct" } else { "buffered" };
+        format!("{path}, {} threads", self.workers.current_num_threads())
+    }
+
+    fn read_batch(&self, reads: &[Read<'_>], deadline: Option<Instant>, done: ReadDone<'_>) {
+        if let [read] = reads {
+            return self.read(0, read, deadline, done); // not worth waking a thread
+        }
+        self.workers.install(|| {
+            let one = |(index, read): (usize, &Read<'_>)| self.read(index, read, deadline, done);
+            reads.par_iter().with_max_len(1).enumerate().for_each(one);
+        });
+    }
+
+    fn write_batch(&self, writes: &[Write<'_>], prepare: WritePrepare<'_>) -> io::Result<()> {
+        if let [write] = writes {
+            return self.transfers.write(0, write, prepare);
+        }
+        self.workers.install(|| {
+            let one = |(index, write): (usize, &Write<'_>)| self.transfers.write(index, write, prepare);
+            let ended: Vec<io::Result<()>> = writes.par_iter().with_max_len(1).enumerate().map(one).collect();
+            ended.into_iter().collect()
+        })
+    }
+}

@@ -1,0 +1,166 @@
+//! `match`: the longest prefix that every required pool can restore.
+
+use std::sync::Arc;
+
+use crate::Result;
+use crate::format::frame::short_key;
+use crate::key::PageKey;
+use crate::pool::HitPolicy;
+use crate::store::counters::Counter;
+use crate::store::coverage::Coverage;
+use crate::store::index::Index;
+use crate::store::view::{PoolState, View};
+
+/// Answer of `match`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Match {
+    /// The longest legal length in pages; 0 when there is none.
+    pub pages: usize,
+    /// What limited it; `None` when every page asked for is there.
+    pub limited_by: Option<String>,
+    /// Each pool's own verdict.
+    pub pools: Vec<PoolHit>,
+    /// Legal lengths below `pages`, where not every one is.
+    legal: Option<Vec<u32>>,
+}
+
+/// One pool's own verdict.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PoolHit {
+    /// Name of the pool.
+    pub name: String,
+    /// The longest length that is legal for this pool alone, in pages.
+    pub pages: usize,
+    /// Whether a prefix without this pool is no hit.
+    pub required: bool,
+}
+
+impl Match {
+    /// Every legal length in pages, shortest first. At each of them all required pools can be restored.
+    pub fn legal(&self) -> Vec<u32> {
+        match &self.legal {
+            Some(legal) => legal.clone(),
+            None => (1..=self.pages as u32).collect(),
+        }
+    }
+}
+
+impl View {
+    /// Finds the longest prefix of `keys`, one chain from its start, that can be restored in all required pools.
+    ///
+    /// # Errors
+    /// `Closed`. Damage and I/O errors make pages missing, not errors.
+    pub fn match_prefix(&self, keys: &[PageKey]) -> Result<Match> {
+        self.inner.check_open()?;
+        self.refresh();
+        let answer = {
+            let index = self.state.index();
+            self.match_in(&index, keys)
+        };
+        let counters = &self.inner.counters;
+        counters.add(Counter::MatchCalls, 1);
+        counters.add(Counter::MatchAsked, keys.len() as u64);
+        counters.add(Counter::MatchHit, answer.pages as u64);
+        Ok(answer)
+    }
+
+    fn match_in(&self, index: &Index, keys: &[PageKey]) -> Match {
+        let covered: Vec<(&PoolState, Arc<Coverage>)> =
+            self.pools.iter().map(|pool| (pool, pool.coverage(index))).collect();
+        let mut bound = keys.len();
+        let mut limit = None;
+        // Pools of which every page must be there set the bound; the others choose legal lengths below it.
+        let mut verdicts = vec![0; covered.len()];
+        for (number, (pool, coverage)) in covered.iter().enumerate() {
+            if pool.spec.policy != HitPolicy::AllPages {
+                continue;
+            }
+            let leading = leading(index, coverage, keys);
+            verdicts[number] = leading;
+            if pool.spec.required && leading < bound {
+                bound = leading;
+                limit = Some((number, leading));
+            }
+        }
+        let mut legal: Option<Vec<bool>> = None;
+        for (number, (pool, coverage)) in covered.iter().enumerate() {
+            let reach = if pool.spec.required { bound } else { keys.len() };
+            let own = match pool.spec.policy {
+                HitPolicy::AllPages => continue,
+                HitPolicy::TrailingPages(window) => {
+                    trailing(index, coverage, &keys[..reach], window as usize)
+                }
+                HitPolicy::BlockGroups { block_pages, group_pages } => {
+                    groups(index, coverage, &keys[..reach], block_pages as usize, group_pages as usize)
+                }
+            };
+            verdicts[number] = own.iter().rposition(|&legal| legal).map_or(0, |last| last + 1);
+            if !pool.spec.required {
+                continue;
+            }
+            let before = legal.as_ref().map_or(bound, |legal| longest(legal));
+            let both = match legal.take() {
+                Some(legal) => legal.iter().zip(&own).map(|(&a, &b)| a && b).collect(),
+                None => own,
+            };
+            if longest(&both) < before {
+                limit = Some((number, longest(&both)));
+            }
+            legal = Some(both);
+        }
+        let pages = legal.as_ref().map_or(bound, |legal| longest(legal));
+        let limited_by = limit.filter(|_| pages < keys.len()).map(|(number, at)| {
+            let pool = covered[number].0;
+            let name = pool.spec.pool.name();
+            match pool.spec.policy {
+                HitPolicy::AllPages => format!("{name}: page {at} {}", pool.why_missing(index, &keys[at])),
+                HitPolicy::TrailingPages(window) => {
+                    format!("{name}: no longer prefix has its last {window} pages")
+                }
+                HitPolicy::BlockGroups { .. } => format!("{name}: page group after page {at} incomplete"),
+            }
+        });
+        let legal = legal.map(|legal| {
+            legal.iter().enumerate().filter(|(_, legal)| **legal).map(|(index, _)| index as u32 + 1).collect()
+        });
+        let pools = covered
+            .iter()
+            .zip(verdicts)
+            .map(|((pool, _), pages)| PoolHit {
+                name: pool.spec.pool.name().to_owned(),
+                pages,
+                required: pool.spec.required,
+            })
+            .collect();
+        Match { pages, limited_by, pools, legal }
+    }
+}
+
+fn leading(index: &Index, coverage: &Coverage, keys: &[PageKey]) -> usize {
+    keys.iter().position(|key| !coverage.has(index, &short_key(key))).unwrap_or(keys.len())
+}
+
+/// `[p - 1]`: whether pages `max(0, p - window)..p` are all there.
+fn trailing(index: &Index, coverage: &Coverage, keys: &[PageKey], window: usize) -> Vec<bool> {
+    let mut run = 0;
+    let mut legal = Vec::with_capacity(keys.len());
+    for (page, key) in keys.iter().enumerate() {
+        run = if coverage.has(index, &short_key(key)) { run + 1 } else { 0 };
+        legal.push(run >= window.min(page + 1));
+    }
+    legal
+}
+
+/// `[p - 1]`: whether each whole block of `block` pages before `p` has its group, the last `group` pages of it.
+fn groups(index: &Index, coverage: &Coverage, keys: &[PageKey], block: usize, group: usize) -> Vec<bool> {
+    let is_complete = |number: usize| {
+        let end = (number + 1) * block;
+        keys[end - group..end].iter().all(|key| coverage.has(index, &short_key(key)))
+    };
+    let complete = (0..keys.len() / block).take_while(|&number| is_complete(number)).count();
+    (1..=keys.len()).map(|pages| pages / block <= complete).collect()
+}
+
+fn longest(legal: &[bool]) -> usize {
+    legal.iter().rposition(|&legal| legal).map_or(0, |last| last + 1)
+}

@@ -1,0 +1,104 @@
+//! How a store is opened.
+
+use crate::{Error, Result};
+
+/// How payload goes to and from the disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum IoMode {
+    /// The store decides; at present `Buffered`, which is the faster one whenever pages are cached.
+    #[default]
+    Auto,
+    /// Through the page cache.
+    Buffered,
+    /// Past the page cache, where the file system allows it and the addresses are aligned.
+    Direct,
+}
+
+impl IoMode {
+    /// Mode of this name.
+    pub fn parse(name: &str) -> Result<Self> {
+        match name {
+            "auto" => Ok(IoMode::Auto),
+            "buffered" => Ok(IoMode::Buffered),
+            "direct" => Ok(IoMode::Direct),
+            _ => Err(Error::config(format!("expected I/O mode auto, buffered or direct, found {name:?}"))),
+        }
+    }
+
+    /// Name of the mode.
+    pub fn name(self) -> &'static str {
+        match self {
+            IoMode::Auto => "auto",
+            IoMode::Buffered => "buffered",
+            IoMode::Direct => "direct",
+        }
+    }
+}
+
+/// Smallest capacity of a root, in bytes.
+pub const MIN_CAPACITY_BYTES: u64 = 16 << 20;
+
+/// Most I/O threads.
+pub const MAX_IO_THREADS: usize = 256;
+
+/// How a store is opened. `Default` is what an engine wants.
+#[derive(Clone)]
+pub struct StoreOptions {
+    /// Budget of a new root in bytes; an existing root keeps its own. `None`: half of the free space.
+    pub capacity_bytes: Option<u64>,
+    /// Open what exists, write nothing at all.
+    pub read_only: bool,
+    /// How payload goes to and from the disk.
+    pub io_mode: IoMode,
+    /// Threads for payload I/O and checksums. `None`: two for each core, 4 to 16.
+    pub io_threads: Option<usize>,
+    /// One `fdatasync` for each unit, before it is published.
+    pub durable: bool,
+    /// Check every restored byte.
+    pub verify: bool,
+    /// Most segment files held open at once.
+    pub max_open_segments: usize,
+    /// Injects faults into payload I/O.
+    #[cfg(feature = "testing")]
+    pub io_hook: Option<std::sync::Arc<dyn crate::store::io::IoHook>>,
+}
+
+impl Default for StoreOptions {
+    fn default() -> Self {
+        StoreOptions {
+            capacity_bytes: None,
+            read_only: false,
+            io_mode: IoMode::Auto,
+            io_threads: None,
+            durable: false,
+            verify: true,
+            max_open_segments: 64,
+            #[cfg(feature = "testing")]
+            io_hook: None,
+        }
+    }
+}
+
+impl StoreOptions {
+    pub(crate) fn validate(&self) -> Result<()> {
+        if let Some(capacity) = self.capacity_bytes.filter(|&capacity| capacity < MIN_CAPACITY_BYTES) {
+            return Err(Error::config(format!(
+                "expected a capacity of at least {MIN_CAPACITY_BYTES} bytes (16 MiB), found {capacity}"
+            )));
+        }
+        if let Some(threads) = self.io_threads.filter(|threads| !(1..=MAX_IO_THREADS).contains(threads)) {
+            return Err(Error::config(format!(
+                "expected 1 to {MAX_IO_THREADS} I/O threads, found {threads}"
+            )));
+        }
+        if self.max_open_segments == 0 {
+            return Err(Error::config("expected at least one open segment, found 0"));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn threads(&self) -> usize {
+        let cores = std::thread::available_parallelism().map_or(2, usize::from);
+        self.io_threads.unwrap_or((2 * cores).clamp(4, 16))
+    }
+}
