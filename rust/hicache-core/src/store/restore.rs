@@ -550,8 +550,8 @@ fn chunks(parts: &[&Part], entries: &[OnceLock<Entry>]) -> Vec<Chunk> {
             let bytes = raw_range(form, range);
             let is_whole = bytes == (0..form.page_bytes);
             // Pages of which only some blocks are wanted do not follow each other on disk.
-            let groups =
-                if is_whole { vec![first..end] } else { (first..end).map(|part| part..part + 1).collect() };
+            let step = if is_whole { end - first } else { 1 };
+            let groups = (first..end).step_by(step).map(|from| from..from + step);
             for group in groups {
                 chunks.extend(cut(form, group.len(), bytes.clone()).into_iter().map(|(pages, bytes)| {
                     Chunk {
