@@ -5,6 +5,7 @@ mod canonical;
 pub mod dtype;
 pub mod error;
 pub mod format;
+pub mod inspect;
 pub mod key;
 pub mod layout;
 pub mod namespace;

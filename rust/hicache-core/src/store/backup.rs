@@ -10,18 +10,16 @@ use hicache_sys::file::Piece;
 use rayon::prelude::*;
 
 use crate::format::block::{block_checksum, encode_block};
-use crate::format::directory::{
-    Block, DIRECTORY_ALIGNMENT, DirectoryHeader, Entry, Parent, Run, UNKNOWN_DEPTH, directory_bytes,
-    encode as encode_directory, entries_offsets,
-};
-use crate::format::form::{Codec, Form};
-use crate::format::frame::{AddRun, AddUnit, FrameKind, ShortKey, encode_add, short_key};
+use crate::format::directory::{Block, Entry, Parent, Run, UNKNOWN_DEPTH};
+use crate::format::form::Form;
+use crate::format::frame::short_key;
 use crate::key::PageKey;
 use crate::store::counters::Counter;
 use crate::store::index::MAX_RUN_PAGES;
 use crate::store::io::{Write, gather};
 use crate::store::landing::Landing;
 use crate::store::notices::Level;
+use crate::store::publish::{Refused, UnitPlan};
 use crate::store::segment_writer::Reservation;
 use crate::store::view::{BoundMemory, PoolMemory, PoolState, View};
 use crate::{Error, ErrorKind, Result};
@@ -32,9 +30,6 @@ const COMPRESSED_UNIT_BYTES: u64 = 64 << 20;
 
 /// About as many bytes as one write moves: small enough to be still in cache after its checksum.
 pub(crate) const CHUNK_BYTES: u64 = 256 << 10;
-
-/// Pages from this size on start at multiples of the direct I/O alignment.
-const LARGE_PAGE_BYTES: u64 = hicache_sys::DIRECT_ALIGNMENT as u64;
 
 /// What became of one page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -181,6 +176,7 @@ impl View {
         units
     }
 
+    /// Writes and publishes the missing objects of some pages. Raw and stored bytes.
     fn write_unit(
         &self,
         keys: &[PageKey],
@@ -197,122 +193,30 @@ impl View {
                 plans.push(RunPlan { pool, memory, landing, pages });
             }
         }
-        let mut unit = Unit::plan(&plans, keys, start);
-        if self.zstd_level > 0 {
-            unit.compress(&plans, self)?;
-        }
-        let (len, alignment) = unit.lay_out();
-        if !self.inner.budget.take(&self.inner.paths, len) {
-            return Err(Refusal::capacity(self.inner.description.capacity_bytes));
-        }
-        let written = self.write_and_publish(&plans, &mut unit, len, alignment);
-        if written.is_err() {
-            self.inner.budget.give_back(len);
-        }
-        written.map_err(Refusal::from_io)?;
-        let unknown = unit.runs.iter().filter(|run| run.parent == Parent::Unknown).count();
-        self.inner.counters.add(Counter::BackupUnknownParent, unknown as u64);
+        let mut runs: Vec<Run> = plans.iter().map(|plan| plan.run(keys, start)).collect();
+        let compressed = match self.zstd_level {
+            0 => None,
+            level => Some(
+                self.compress(&plans, &mut runs, level).map_err(|error| Refusal::from(Refused::Io(error)))?,
+            ),
+        };
+        let unknown = runs.iter().filter(|run| run.parent == Parent::Unknown).count();
         let raw_bytes = plans.iter().map(|plan| plan.pages.len() as u64 * plan.pool.form.page_bytes).sum();
-        Ok((raw_bytes, len))
-    }
-
-    fn write_and_publish(
-        &self,
-        plans: &[RunPlan<'_, '_>],
-        unit: &mut Unit,
-        len: u64,
-        alignment: u64,
-    ) -> io::Result<()> {
-        self.inner.announce()?;
-        let generation = self.state.index().generation();
-        let next_number = || self.inner.next_segment_number();
-        let (room, sealed) =
-            self.state.writer.reserve(&self.inner.transfers, generation, len, alignment, next_number)?;
-        if let Some(sealed) = sealed {
-            self.inner.tell_sealed(self.state.fingerprint, &sealed);
-        }
-        let written = self.write_room(plans, unit, &room, generation);
-        self.state.writer.finish(&room, written.as_ref().ok().copied());
-        if written.is_ok() {
-            self.inner.files.insert(&self.state.fingerprint, room.segment, Arc::clone(&room.file));
-            self.refresh();
-        }
-        written.map(|_| ())
-    }
-
-    /// Writes payload, directory and frame, in this order. The offset of the directory.
-    fn write_room(
-        &self,
-        plans: &[RunPlan<'_, '_>],
-        unit: &mut Unit,
-        room: &Reservation,
-        generation: u64,
-    ) -> io::Result<u64> {
-        let namespace = self.state.fingerprint;
-        match unit.compressed.take() {
-            Some(pages) => self.write_compressed(unit, &pages, room)?,
-            None => self.write_straight(plans, unit, room)?,
-        }
-        let directory_offset = room.offset + unit.directory_offset;
-        let header = DirectoryHeader {
-            namespace,
-            segment: room.segment,
-            generation,
-            unit_offset: room.offset,
-            directory_offset,
-            directory_bytes: directory_bytes(&unit.runs),
-            written_ns: crate::store::now_ns(),
-        };
-        let mut directory = encode_directory(&header, &unit.runs);
-        let directory_len = directory.len() as u64;
-        directory.resize((room.len - unit.directory_offset) as usize, 0);
-        self.inner.transfers.write_small(
-            room.file.path(),
-            room.file.buffered(),
-            &directory,
-            directory_offset,
-        )?;
-        if self.inner.options.durable {
-            room.file.buffered().sync_data()?;
-        }
-        let add = AddUnit {
-            segment: room.segment,
-            generation,
-            unit_offset: room.offset,
-            unit_bytes: room.len,
-            directory_offset,
-            directory_bytes: directory_len,
-        };
-        let keys: Vec<Vec<ShortKey>> = unit
-            .runs
-            .iter()
-            .map(|run| run.entries.iter().map(|entry| short_key(&entry.key)).collect())
-            .collect();
-        let entries = entries_offsets(&unit.runs);
-        let runs: Vec<AddRun<'_>> = unit
-            .runs
-            .iter()
-            .zip(&keys)
-            .zip(entries)
-            .map(|((run, keys), entries)| AddRun {
-                form: run.form,
-                entries_offset: directory_offset + entries,
-                payload_offset: room.offset + run.payload_offset,
-                payload_bytes: run.payload_bytes,
-                parent: if let Parent::Page(key) = run.parent { short_key(&key) } else { [0; 16] },
-                depth: run.depth,
-                keys: keys.as_flattened(),
-            })
-            .collect();
-        self.say(FrameKind::Add, 1, &encode_add(&add, &runs))?;
-        Ok(directory_offset)
+        let unit = UnitPlan::new(runs);
+        let stored_bytes = unit.bytes;
+        unit.publish(&self.inner, &self.state, |runs, room| match &compressed {
+            Some(stored) => self.write_compressed(runs, stored, room),
+            None => self.write_straight(&plans, runs, room),
+        })?;
+        self.inner.counters.add(Counter::BackupUnknownParent, unknown as u64);
+        Ok((raw_bytes, stored_bytes))
     }
 
     /// Writes raw pages from where they are, each chunk right after its checksums while it is in cache.
     fn write_straight(
         &self,
         plans: &[RunPlan<'_, '_>],
-        unit: &mut Unit,
+        runs: &mut [Run],
         room: &Reservation,
     ) -> io::Result<()> {
         struct Chunk<'c> {
@@ -331,8 +235,7 @@ impl View {
                     let slot = plan.memory.slots[plan.pages.start + page] as u64;
                     plan.landing.pieces(bytes.clone(), slot, &plan.memory.regions, &mut pieces);
                 }
-                let first =
-                    unit.runs[run].payload_offset + pages.start as u64 * form.page_bytes + bytes.start;
+                let first = runs[run].payload_offset + pages.start as u64 * form.page_bytes + bytes.start;
                 writes.push(Write {
                     file: &room.file,
                     offset: room.offset + first,
@@ -342,15 +245,13 @@ impl View {
                 chunks.push(Chunk { run, pages, bytes, pieces });
             }
         }
-        let checksums: Vec<Vec<AtomicU64>> = unit
-            .runs
+        let checksums: Vec<Vec<AtomicU64>> = runs
             .iter()
             .map(|run| {
                 (0..run.entries.len() * run.form.blocks() as usize).map(|_| AtomicU64::new(0)).collect()
             })
             .collect();
-        let seeds: Vec<Vec<u64>> = unit
-            .runs
+        let seeds: Vec<Vec<u64>> = runs
             .iter()
             .map(|run| {
                 run.entries.iter().map(|entry| run.form.seed(&self.state.fingerprint, &entry.key)).collect()
@@ -393,11 +294,10 @@ impl View {
             }
             Ok(())
         })?;
-        for (run, checksums) in unit.runs.iter_mut().zip(checksums) {
-            let (form, payload_offset) = (run.form, run.payload_offset);
+        for (run, checksums) in runs.iter_mut().zip(checksums) {
+            let form = run.form;
             let blocks = form.blocks() as usize;
             for (page, entry) in run.entries.iter_mut().enumerate() {
-                entry.payload_offset = payload_offset + page as u64 * form.page_bytes;
                 entry.blocks = (0..blocks)
                     .map(|block| Block {
                         stored_bytes: form.block_raw_bytes(block as u32),
@@ -409,10 +309,41 @@ impl View {
         Ok(())
     }
 
-    fn write_compressed(&self, unit: &Unit, pages: &[Vec<Vec<u8>>], room: &Reservation) -> io::Result<()> {
+    /// Compresses every page, several at a time. Stored bytes of each page of each run.
+    fn compress(
+        &self,
+        plans: &[RunPlan<'_, '_>],
+        runs: &mut [Run],
+        level: i32,
+    ) -> io::Result<Vec<Vec<Vec<u8>>>> {
+        let mut compressed = Vec::with_capacity(runs.len());
+        for (run, plan) in runs.iter_mut().zip(plans) {
+            let form = run.form;
+            let one = |(page, entry): (usize, &mut Entry)| {
+                let slot = plan.memory.slots[plan.pages.start + page] as u64;
+                let seed = form.seed(&self.state.fingerprint, &entry.key);
+                let (stored, blocks) =
+                    compress_page(&form, &plan.landing, slot, &plan.memory.regions, seed, level)?;
+                entry.blocks = blocks;
+                Ok(stored)
+            };
+            let stored: io::Result<Vec<Vec<u8>>> =
+                self.inner.workers.install(|| run.entries.par_iter_mut().enumerate().map(one).collect());
+            let stored = stored?;
+            run.payload_bytes = 0;
+            for (entry, stored) in run.entries.iter_mut().zip(&stored) {
+                entry.payload_offset = run.payload_bytes;
+                run.payload_bytes += stored.len() as u64;
+            }
+            compressed.push(stored);
+        }
+        Ok(compressed)
+    }
+
+    fn write_compressed(&self, runs: &[Run], stored: &[Vec<Vec<u8>>], room: &Reservation) -> io::Result<()> {
         let mut sources = Vec::new();
         let mut writes = Vec::new();
-        for (run, pages) in unit.runs.iter().zip(pages) {
+        for (run, pages) in runs.iter().zip(stored) {
             for (entry, stored) in run.entries.iter().zip(pages) {
                 writes.push(Write {
                     file: &room.file,
@@ -448,86 +379,31 @@ impl View {
     }
 }
 
-/// A unit on its way: its runs, and where things go in it.
-struct Unit {
-    runs: Vec<Run>,
-    /// Stored bytes of each page of each run, once compressed.
-    compressed: Option<Vec<Vec<Vec<u8>>>>,
-    directory_offset: u64,
-}
-
-impl Unit {
-    fn plan(plans: &[RunPlan<'_, '_>], keys: &[PageKey], start: ChainStart) -> Unit {
-        let runs = plans.iter().map(|plan| {
-            let first = plan.pages.start;
-            let parent = match (first.checked_sub(1), start.parent, start.depth) {
-                (Some(before), _, _) => Parent::Page(keys[before]),
-                (None, Some(parent), _) => Parent::Page(parent),
-                (None, None, Some(0)) => Parent::Root,
-                (None, None, _) => Parent::Unknown,
-            };
-            let depth =
-                start.depth.and_then(|depth| depth.checked_add(first as u32)).unwrap_or(UNKNOWN_DEPTH);
-            let entry = |key: &PageKey| Entry { key: *key, payload_offset: 0, blocks: Vec::new() };
-            Run {
-                form: plan.pool.form,
-                pool_bytes: plan.pool.spec.pool.canonical_bytes(),
-                payload_offset: 0,
-                payload_bytes: plan.pages.len() as u64 * plan.pool.form.page_bytes,
-                parent,
-                depth,
-                entries: keys[plan.pages.clone()].iter().map(entry).collect(),
-            }
-        });
-        Unit { runs: runs.collect(), compressed: None, directory_offset: 0 }
-    }
-
-    /// Compresses every page, several at a time.
-    fn compress(&mut self, plans: &[RunPlan<'_, '_>], view: &View) -> std::result::Result<(), Refusal> {
-        let mut compressed = Vec::with_capacity(self.runs.len());
-        for (run, plan) in self.runs.iter_mut().zip(plans) {
-            let form = run.form;
-            let keys: Vec<PageKey> = run.entries.iter().map(|entry| entry.key).collect();
-            let one = |page: usize| {
-                let slot = plan.memory.slots[plan.pages.start + page] as u64;
-                let seed = form.seed(&view.state.fingerprint, &keys[page]);
-                compress_page(&form, &plan.landing, slot, &plan.memory.regions, seed, view.zstd_level)
-            };
-            let pages: io::Result<Vec<(Vec<u8>, Vec<Block>)>> =
-                view.inner.workers.install(|| (0..keys.len()).into_par_iter().map(one).collect());
-            let pages = pages.map_err(Refusal::from_io)?;
-            let (stored, blocks): (Vec<_>, Vec<_>) = pages.into_iter().unzip();
-            for (entry, blocks) in run.entries.iter_mut().zip(blocks) {
-                entry.blocks = blocks;
-            }
-            run.payload_bytes = stored.iter().map(|stored: &Vec<u8>| stored.len() as u64).sum();
-            compressed.push(stored);
+impl RunPlan<'_, '_> {
+    /// The run, its raw pages one after the other; blocks are filled in when they are known.
+    fn run(&self, keys: &[PageKey], start: ChainStart) -> Run {
+        let first = self.pages.start;
+        let form = self.pool.form;
+        let parent = match (first.checked_sub(1), start.parent, start.depth) {
+            (Some(before), _, _) => Parent::Page(keys[before]),
+            (None, Some(parent), _) => Parent::Page(parent),
+            (None, None, Some(0)) => Parent::Root,
+            (None, None, _) => Parent::Unknown,
+        };
+        let entry = |(page, key): (u64, &PageKey)| Entry {
+            key: *key,
+            payload_offset: page * form.page_bytes,
+            blocks: Vec::new(),
+        };
+        Run {
+            form,
+            pool_bytes: self.pool.spec.pool.canonical_bytes(),
+            payload_offset: 0,
+            payload_bytes: self.pages.len() as u64 * form.page_bytes,
+            parent,
+            depth: start.depth.and_then(|depth| depth.checked_add(first as u32)).unwrap_or(UNKNOWN_DEPTH),
+            entries: (0..).zip(&keys[self.pages.clone()]).map(entry).collect(),
         }
-        self.compressed = Some(compressed);
-        Ok(())
-    }
-
-    /// Gives each run its place. Bytes of the whole unit, and the alignment of its start and end.
-    fn lay_out(&mut self) -> (u64, u64) {
-        let mut position = 0_u64;
-        let mut alignment = DIRECTORY_ALIGNMENT;
-        for (number, run) in self.runs.iter_mut().enumerate() {
-            let is_large = run.form.codec == Codec::None && run.form.page_bytes >= LARGE_PAGE_BYTES;
-            let run_alignment = if is_large { LARGE_PAGE_BYTES } else { DIRECTORY_ALIGNMENT };
-            alignment = alignment.max(run_alignment);
-            position = position.next_multiple_of(run_alignment);
-            run.payload_offset = position;
-            if let Some(compressed) = &self.compressed {
-                let mut at = position;
-                for (entry, stored) in run.entries.iter_mut().zip(&compressed[number]) {
-                    entry.payload_offset = at;
-                    at += stored.len() as u64;
-                }
-            }
-            position += run.payload_bytes;
-        }
-        self.directory_offset = position.next_multiple_of(DIRECTORY_ALIGNMENT);
-        ((self.directory_offset + directory_bytes(&self.runs)).next_multiple_of(alignment), alignment)
     }
 }
 
@@ -601,7 +477,7 @@ fn consecutive(wanted: &[bool], pages: Range<usize>) -> Vec<Range<usize>> {
     let mut stretches: Vec<Range<usize>> = Vec::new();
     for page in pages.filter(|&page| wanted[page]) {
         match stretches.last_mut() {
-            Some(last) if last.end == page && last.len() < MAX_RUN_PAGES => last.end = page + 1,
+            Some(last) if last.end == page => last.end = page + 1,
             _ => stretches.push(page..page + 1),
         }
     }
@@ -635,22 +511,21 @@ struct Refusal {
     reason: String,
 }
 
-impl Refusal {
-    fn capacity(capacity: u64) -> Self {
-        let reason = format!("the root's capacity of {capacity} bytes is used up");
-        Refusal { outcome: BackupOutcome::Refused, counter: Counter::BackupRefusedCapacity, reason }
-    }
-
-    fn from_io(error: io::Error) -> Self {
-        // ENOSPC, EDQUOT and EFBIG: there is no room, whatever the capacity says.
-        let is_full = matches!(error.raw_os_error(), Some(28 | 122 | 27));
-        let (outcome, counter) = match is_full {
-            true => (BackupOutcome::Refused, Counter::BackupRefusedNoSpace),
-            false => (BackupOutcome::Error, Counter::BackupError),
+impl From<Refused> for Refusal {
+    fn from(refused: Refused) -> Self {
+        let (outcome, counter) = match &refused {
+            Refused::Capacity(_) => (BackupOutcome::Refused, Counter::BackupRefusedCapacity),
+            // ENOSPC, EDQUOT and EFBIG: there is no room, whatever the capacity says.
+            Refused::Io(error) if matches!(error.raw_os_error(), Some(28 | 122 | 27)) => {
+                (BackupOutcome::Refused, Counter::BackupRefusedNoSpace)
+            }
+            Refused::Io(_) => (BackupOutcome::Error, Counter::BackupError),
         };
-        Refusal { outcome, counter, reason: error.to_string() }
+        Refusal { outcome, counter, reason: io::Error::from(refused).to_string() }
     }
+}
 
+impl Refusal {
     fn from_error(error: Error) -> Self {
         Refusal { outcome: BackupOutcome::Error, counter: Counter::BackupError, reason: error.to_string() }
     }

@@ -183,6 +183,11 @@ impl Index {
         })
     }
 
+    /// Whether an object of this key and form is there.
+    pub fn has_form(&self, key: &ShortKey, form: &Form) -> bool {
+        self.form_numbers.get(form).is_some_and(|&number| self.find(key, number).is_some())
+    }
+
     /// Whether the object at this place is still there, under whatever number.
     pub fn has_location(&self, key: &ShortKey, location: &Location) -> bool {
         let key = split(key);

@@ -1,0 +1,179 @@
+//! A namespace as a sequence of self-contained units, to be carried to another root.
+//!
+//! An archived unit is a publication unit as in a segment, `[payload][directory]`, with its start as offset 0. Stored
+//! bytes are carried as they are: checksums are bound to identity, not to a place.
+
+use std::io;
+use std::ops::Range;
+
+use crate::format::directory::{DIRECTORY_ALIGNMENT, DirectoryHeader, Entry, Run, directory_bytes, encode};
+use crate::format::directory::{Parent, UNKNOWN_DEPTH};
+use crate::inspect::{NamespaceScan, ObjectRef, ObjectState};
+use crate::store::recover;
+
+/// Stored bytes after which a unit is full.
+const UNIT_BYTES: u64 = 64 << 20;
+
+/// What an export left out.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct ExportReport {
+    /// Objects handed out.
+    pub objects: u64,
+    /// Stored bytes handed out.
+    pub bytes: u64,
+    /// Live objects that did not verify, and were left out.
+    pub damaged: u64,
+}
+
+/// Hands out every live object that verifies, in units.
+///
+/// # Errors
+/// Those of `take`. Damage is left out and counted, not an error.
+pub fn export_units(
+    namespace: &NamespaceScan,
+    take: &mut dyn FnMut(&[u8]) -> io::Result<()>,
+) -> io::Result<ExportReport> {
+    let mut report = ExportReport::default();
+    for run in namespace.runs_in_disk_order() {
+        export_run(namespace, &run, &mut report, take)?;
+    }
+    Ok(report)
+}
+
+fn export_run(
+    namespace: &NamespaceScan,
+    objects: &[ObjectRef<'_>],
+    report: &mut ExportReport,
+    take: &mut dyn FnMut(&[u8]) -> io::Result<()>,
+) -> io::Result<()> {
+    let live = |object: &&ObjectRef<'_>| object.state == ObjectState::Live;
+    let Some(first) = objects.iter().find(live) else { return Ok(()) };
+    let lost = objects.iter().filter(live).count() as u64;
+    let Ok(segment) = namespace.open_segment(first.segment()) else {
+        report.damaged += lost;
+        return Ok(());
+    };
+    let file_bytes = segment.metadata()?.len();
+    let directory = recover::read_directory(&segment, first.run.directory_offset, file_bytes);
+    let header_of = directory.and_then(|directory| {
+        let offset = first.run.entries_offset - first.run.directory_offset;
+        directory.runs.into_iter().find(|run| run.entries_offset == offset).map(|run| run.run)
+    });
+    let Some(header) = header_of else {
+        report.damaged += lost;
+        return Ok(());
+    };
+    let mut unit = ArchiveUnit::new(namespace, header);
+    let mut before: Option<(u32, Parent)> = None;
+    for object in objects.iter() {
+        let read =
+            if object.state == ObjectState::Live { Some(object.read(namespace, &segment)) } else { None };
+        let Some(Ok(stored)) = read else {
+            report.damaged += u64::from(object.state == ObjectState::Live);
+            unit.finish(take)?;
+            // What comes before the next page is known if its entry is whole, readable or not.
+            let parent = object
+                .read_entry(namespace, &segment)
+                .map_or(Parent::Unknown, |entry| Parent::Page(entry.key));
+            before = Some((object.ordinal, parent));
+            continue;
+        };
+        if unit.is_empty() {
+            unit.start(object.ordinal, before);
+        }
+        report.objects += 1;
+        report.bytes += stored.stored.len() as u64;
+        before = Some((object.ordinal, Parent::Page(stored.key)));
+        unit.push(stored.entry, &stored.stored);
+        if unit.payload.len() as u64 >= UNIT_BYTES {
+            unit.finish(take)?;
+        }
+    }
+    unit.finish(take)
+}
+
+/// A unit of one run on its way.
+struct ArchiveUnit<'a> {
+    namespace: &'a NamespaceScan,
+    header: Run,
+    parent: Parent,
+    depth: u32,
+    entries: Vec<Entry>,
+    payload: Vec<u8>,
+}
+
+impl<'a> ArchiveUnit<'a> {
+    fn new(namespace: &'a NamespaceScan, header: Run) -> Self {
+        let (parent, depth) = (header.parent, header.depth);
+        ArchiveUnit { namespace, header, parent, depth, entries: Vec::new(), payload: Vec::new() }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    fn start(&mut self, ordinal: u32, before: Option<(u32, Parent)>) {
+        self.parent = match before {
+            None if ordinal == 0 => self.header.parent,
+            Some((last, parent)) if last + 1 == ordinal => parent,
+            _ => Parent::Unknown,
+        };
+        self.depth = match self.header.depth {
+            UNKNOWN_DEPTH => UNKNOWN_DEPTH,
+            depth => depth.saturating_add(ordinal),
+        };
+    }
+
+    fn push(&mut self, mut entry: Entry, stored: &[u8]) {
+        entry.payload_offset = self.payload.len() as u64;
+        self.entries.push(entry);
+        self.payload.extend_from_slice(stored);
+    }
+
+    fn finish(&mut self, take: &mut dyn FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
+        if self.is_empty() {
+            return Ok(());
+        }
+        let run = Run {
+            payload_offset: 0,
+            payload_bytes: self.payload.len() as u64,
+            parent: self.parent,
+            depth: self.depth,
+            entries: std::mem::take(&mut self.entries),
+            ..self.header.clone()
+        };
+        let mut bytes = std::mem::take(&mut self.payload);
+        bytes.resize(bytes.len().next_multiple_of(DIRECTORY_ALIGNMENT as usize), 0);
+        let runs = [run];
+        let header = DirectoryHeader {
+            namespace: self.namespace.fingerprint,
+            segment: crate::format::SegmentId { process: crate::format::ProcessId([0; 16]), number: 0 },
+            generation: 0,
+            unit_offset: 0,
+            directory_offset: bytes.len() as u64,
+            directory_bytes: directory_bytes(&runs),
+            written_ns: crate::store::now_ns(),
+        };
+        bytes.extend_from_slice(&encode(&header, &runs));
+        bytes.extend_from_slice(&header.directory_offset.to_le_bytes());
+        take(&bytes)
+    }
+}
+
+/// Splits an archived unit into payload and directory: the last 8 bytes say where the directory starts.
+pub fn split_unit(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (unit, offset) = bytes.split_last_chunk::<8>()?;
+    unit.split_at_checked(usize::try_from(u64::from_le_bytes(*offset)).ok()?)
+}
+
+/// Stretches of `true`.
+pub(crate) fn stretches(wanted: &[bool]) -> Vec<Range<usize>> {
+    let mut found: Vec<Range<usize>> = Vec::new();
+    for index in (0..wanted.len()).filter(|&index| wanted[index]) {
+        match found.last_mut() {
+            Some(last) if last.end == index => last.end = index + 1,
+            _ => found.push(index..index + 1),
+        }
+    }
+    found
+}

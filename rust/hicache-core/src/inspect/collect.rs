@@ -1,0 +1,388 @@
+//! Reading a whole root.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::Path;
+
+use hicache_sys::file::{self, Access};
+
+use crate::format::frame::{self, Frame, FrameKind, Location};
+use crate::format::root::{RootDescription, RootFile, decode_generation};
+use crate::format::{ProcessId, SegmentId};
+use crate::inspect::{NamespaceScan, Problem, ProcessScan, RootScan, RunScan, SegmentScan};
+use crate::namespace::{Fingerprint, Namespace};
+use crate::pool::Pool;
+use crate::store::counters::Counter;
+use crate::store::paths::{Paths, parse_journal_name};
+use crate::store::recover::{self, KnownUnits};
+use crate::store::root::{list, read_file, used_bytes};
+use crate::store::tail::{TailReport, is_alive, read_frames};
+use crate::{Error, Result};
+
+/// Longest small file that is read: a manifest, a description.
+const MAX_WORDS_BYTES: u64 = 1 << 20;
+
+/// Reads the root at `path`.
+///
+/// # Errors
+/// `Config` when there is no store, `UnsupportedVersion` for a newer format. Everything else that is not as it
+/// should be is a problem of the scan, not an error.
+pub fn scan(path: &Path) -> Result<RootScan> {
+    let mut collector = Collector::new(path)?;
+    collector.read_description()?;
+    collector.read_namespaces();
+    collector.read_journals();
+    collector.read_silent_units();
+    Ok(collector.finish())
+}
+
+struct Collector {
+    paths: Paths,
+    scan: RootScan,
+    namespaces: BTreeMap<Fingerprint, NamespaceScan>,
+    processes: BTreeMap<ProcessId, ProcessScan>,
+    known: HashMap<Fingerprint, KnownUnits>,
+    form_numbers: HashMap<(Fingerprint, crate::format::form::Form), u32>,
+}
+
+impl Collector {
+    fn new(path: &Path) -> Result<Self> {
+        let paths = Paths::new(path);
+        if !path.is_dir() {
+            return Err(Error::config(format!(
+                "expected a store at {}, found no folder there",
+                path.display()
+            )));
+        }
+        if ![paths.description(), paths.namespaces(), paths.journals()].iter().any(|path| path.exists()) {
+            return Err(Error::config(format!(
+                "expected a store at {}, found neither root.json nor ns nor journal in it",
+                path.display()
+            )));
+        }
+        let scan = RootScan {
+            root: path.to_owned(),
+            description: None,
+            used_bytes: used_bytes(&paths),
+            namespaces: Vec::new(),
+            processes: Vec::new(),
+            counters: BTreeMap::new(),
+            problems: Vec::new(),
+        };
+        Ok(Collector {
+            paths,
+            scan,
+            namespaces: BTreeMap::new(),
+            processes: BTreeMap::new(),
+            known: HashMap::new(),
+            form_numbers: HashMap::new(),
+        })
+    }
+
+    fn problem(&mut self, path: &Path, message: impl Into<String>) {
+        self.scan.problems.push(Problem { path: path.to_owned(), message: message.into() });
+    }
+
+    fn read_description(&mut self) -> Result<()> {
+        let path = self.paths.description();
+        match read_file(&path, MAX_WORDS_BYTES) {
+            Ok(bytes) => match RootDescription::decode(&bytes)? {
+                RootFile::Whole(description) => self.scan.description = Some(description),
+                RootFile::Damaged(why) => self.problem(&path, format!("damaged: {why}")),
+            },
+            Err(error) => self.problem(&path, format!("cannot read: {error}")),
+        }
+        for name in list(&self.paths.root) {
+            if !["root.json", "ns", "journal", "lost+found"].contains(&name.as_str()) {
+                self.problem(&self.paths.root.join(&name), "not a file of the store");
+            }
+        }
+        Ok(())
+    }
+
+    fn read_namespaces(&mut self) {
+        let folder = self.paths.namespaces();
+        if let Err(error) = std::fs::read_dir(&folder) {
+            self.problem(&folder, format!("cannot list: {error}"));
+        }
+        for name in list(&folder) {
+            let path = folder.join(&name);
+            let is_folder = std::fs::symlink_metadata(&path).is_ok_and(|metadata| metadata.is_dir());
+            match name.parse::<Fingerprint>() {
+                Ok(fingerprint) if is_folder && fingerprint.to_string() == name => {
+                    let namespace = self.read_namespace(fingerprint, &path);
+                    self.namespaces.insert(fingerprint, namespace);
+                }
+                _ => self.problem(&path, "not a namespace folder"),
+            }
+        }
+    }
+
+    fn read_namespace(&mut self, fingerprint: Fingerprint, folder: &Path) -> NamespaceScan {
+        let mut found = NamespaceScan::new(fingerprint, folder.to_owned());
+        if let Err(error) = std::fs::read_dir(folder) {
+            self.problem(folder, format!("cannot list: {error}"));
+        }
+        for name in list(folder) {
+            let path = folder.join(&name);
+            if let Some(segment) = SegmentId::from_file_name(&name) {
+                self.read_segment(&mut found, segment, &path);
+            } else if name == "manifest.json" {
+                match words(&path, Namespace::from_json) {
+                    Ok(namespace) if namespace.fingerprint() == fingerprint => {
+                        found.namespace = Some(namespace)
+                    }
+                    Ok(_) => self.problem(&path, "describes another namespace than its folder's name says"),
+                    Err(why) => self.problem(&path, why),
+                }
+            } else if let Some(pool) = name.strip_prefix("pool-").and_then(|name| name.strip_suffix(".json"))
+            {
+                match words(&path, Pool::from_json) {
+                    Ok(found_pool) if found_pool.fingerprint().to_string() == pool => {
+                        found.pools.insert(found_pool.fingerprint(), found_pool);
+                    }
+                    Ok(_) => self.problem(&path, "describes another pool than its name says"),
+                    Err(why) => self.problem(&path, why),
+                }
+            } else if name == "generation" {
+                match read_file(&path, MAX_WORDS_BYTES).ok().and_then(|bytes| decode_generation(&bytes)) {
+                    Some(generation) => found.generation = generation,
+                    None => self.problem(&path, "damaged"),
+                }
+            } else if name.starts_with("tmp-") {
+                self.problem(&path, "left behind by a process that was killed");
+            } else if name != "generation.lock" {
+                self.problem(&path, "not a file of the store");
+            }
+        }
+        if !folder.join("manifest.json").exists() {
+            self.problem(&folder.join("manifest.json"), "missing; the segments say the same");
+        }
+        found
+    }
+
+    fn read_segment(&mut self, found: &mut NamespaceScan, segment: SegmentId, path: &Path) {
+        let alive = is_alive(&self.paths, segment.process);
+        self.process(segment.process, alive);
+        let opened = file::open_read(path, Access::Buffered).and_then(|file| {
+            let metadata = file.metadata()?;
+            Ok((file, metadata))
+        });
+        let (file, metadata) = match opened {
+            Ok(opened) => opened,
+            Err(error) => return self.problem(path, format!("cannot open: {error}")),
+        };
+        let header = recover::read_header(&file);
+        match &header {
+            Ok(header)
+                if header.segment == segment && header.namespace.fingerprint() == found.fingerprint =>
+            {
+                found.namespace.get_or_insert_with(|| header.namespace.clone());
+                found.generation = found.generation.max(header.generation);
+            }
+            Ok(header) => {
+                let message = format!(
+                    "its header says {} of namespace {}: the file was moved or renamed",
+                    header.segment,
+                    header.namespace.fingerprint()
+                );
+                self.problem(path, message);
+            }
+            Err(damage) => self.problem(path, damage.to_string()),
+        }
+        let seal = recover::read_seal(&file, metadata.len());
+        found.segments.push(SegmentScan {
+            segment,
+            file_bytes: metadata.len(),
+            allocated_bytes: file::allocated_bytes(&metadata),
+            generation: header.ok().map(|header| header.generation),
+            is_sealed: seal.is_ok_and(|(seal, _)| seal.segment == segment),
+            is_alive: alive,
+        });
+    }
+
+    fn process(&mut self, process: ProcessId, is_alive: bool) -> &mut ProcessScan {
+        self.processes.entry(process).or_insert_with(|| ProcessScan {
+            process,
+            is_alive,
+            journal_bytes: 0,
+            last_frame_ns: 0,
+            counters: BTreeMap::new(),
+        })
+    }
+
+    fn read_journals(&mut self) {
+        let folder = self.paths.journals();
+        if let Err(error) = std::fs::read_dir(&folder) {
+            self.problem(&folder, format!("cannot list: {error}"));
+        }
+        for name in list(&folder) {
+            let path = folder.join(&name);
+            if let Some((process, _)) = parse_journal_name(&name) {
+                let alive = is_alive(&self.paths, process);
+                self.read_journal(process, alive, &path);
+            } else if name.strip_suffix(".lock").is_none_or(|process| process.parse::<ProcessId>().is_err()) {
+                self.problem(&path, "not a file of the store");
+            }
+        }
+    }
+
+    fn read_journal(&mut self, process: ProcessId, alive: bool, path: &Path) {
+        self.process(process, alive);
+        let read = file::open_read(path, Access::Buffered).and_then(|file| {
+            let len = file.metadata()?.len();
+            let mut report = TailReport::default();
+            let position = read_frames(&file, 0, len, &mut report, &mut |frame| self.take(frame))?;
+            Ok((len, position, report))
+        });
+        match read {
+            Err(error) => self.problem(path, format!("cannot read: {error}")),
+            Ok((len, position, report)) => {
+                self.process(process, alive).journal_bytes += len;
+                if report.damaged_stretches > 0 {
+                    self.problem(
+                        path,
+                        format!("{} damaged stretches, passed over", report.damaged_stretches),
+                    );
+                }
+                if position < len && !alive {
+                    let rest = len - position;
+                    self.problem(
+                        path,
+                        format!("the last {rest} bytes are no whole frame: torn by a kill, or damaged"),
+                    );
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, frame: &Frame<'_>) {
+        let process = self.process(frame.process, false);
+        process.last_frame_ns = process.last_frame_ns.max(frame.written_ns);
+        if frame.kind == FrameKind::Counters {
+            if let Ok(values) = frame::decode_counters(frame.body) {
+                let named = |(number, value): (u32, u64)| {
+                    let counter = Counter::ALL.iter().find(|&&counter| counter as u32 == number)?;
+                    Some((*counter, value))
+                };
+                process.counters = values.into_iter().filter_map(named).collect();
+            }
+            return;
+        }
+        let Some(namespace) = self.namespaces.get_mut(&frame.namespace) else { return };
+        match frame.kind {
+            FrameKind::Add => {
+                let numbers = &mut self.form_numbers;
+                let added = frame::decode_add(frame.body, |unit, run| {
+                    namespace.add_run(numbers, unit, &run, frame.written_ns);
+                });
+                if let Ok(unit) = added {
+                    let known = self.known.entry(frame.namespace).or_default();
+                    known.entry(unit.segment).or_default().push((unit.unit_offset, unit.unit_bytes));
+                }
+            }
+            FrameKind::Remove | FrameKind::Quarantine => {
+                if let Ok(records) = frame::decode_gone(frame.body) {
+                    namespace.add_gone(records);
+                }
+            }
+            FrameKind::Seal | FrameKind::Counters | FrameKind::Other(_) => {}
+        }
+    }
+
+    /// Units of dead writers that no journal told of.
+    fn read_silent_units(&mut self) {
+        let mut missing = Vec::new();
+        for namespace in self.namespaces.values_mut() {
+            let fingerprint = namespace.fingerprint;
+            let mut known = self.known.remove(&fingerprint).unwrap_or_default();
+            let segments: Vec<SegmentScan> = namespace.segments.clone();
+            let there: HashSet<SegmentId> = segments.iter().map(|segment| segment.segment).collect();
+            for id in known.keys().filter(|id| !there.contains(id)) {
+                missing.push((namespace.segment_path(*id), namespace.runs_lost(*id)));
+            }
+            for segment in segments {
+                let known = known.entry(segment.segment).or_default();
+                known.sort_unstable();
+                let path = namespace.segment_path(segment.segment);
+                if segment.is_alive {
+                    continue;
+                }
+                let Ok(found) = recover::unknown_directories(&path, segment.segment, known) else { continue };
+                for directory in found.iter().filter(|found| found.header.namespace == fingerprint) {
+                    let written_ns = directory.header.written_ns;
+                    recover::announce(directory, |unit, run| {
+                        namespace.add_run(&mut self.form_numbers, unit, run, written_ns);
+                    });
+                    for run in &directory.runs {
+                        if let Ok(pool) = Pool::from_canonical_bytes(&run.run.pool_bytes) {
+                            namespace.pools.entry(pool.fingerprint()).or_insert(pool);
+                        }
+                    }
+                }
+            }
+        }
+        for (path, pages) in missing.into_iter().filter(|(_, pages)| *pages > 0) {
+            self.problem(&path, format!("missing, with {pages} objects that were stored in it"));
+        }
+    }
+
+    fn finish(mut self) -> RootScan {
+        let processes: Vec<ProcessScan> = self.processes.into_values().collect();
+        for process in &processes {
+            for (&counter, value) in &process.counters {
+                *self.scan.counters.entry(counter).or_default() += value;
+            }
+        }
+        self.scan.processes = processes;
+        self.scan.namespaces = self.namespaces.into_values().collect();
+        self.scan
+    }
+}
+
+impl NamespaceScan {
+    fn add_run(
+        &mut self,
+        numbers: &mut HashMap<(Fingerprint, crate::format::form::Form), u32>,
+        unit: &frame::AddUnit,
+        run: &frame::AddRun<'_>,
+        written_ns: u64,
+    ) {
+        let next = self.forms.len() as u32;
+        let form = *numbers.entry((self.fingerprint, run.form)).or_insert_with(|| {
+            self.forms.push(run.form);
+            next
+        });
+        self.generation = self.generation.max(unit.generation);
+        let (keys, _) = run.keys.as_chunks::<16>();
+        self.runs.push(RunScan {
+            form,
+            segment: unit.segment,
+            generation: unit.generation,
+            unit_offset: unit.unit_offset,
+            directory_offset: unit.directory_offset,
+            entries_offset: run.entries_offset,
+            payload_bytes: run.payload_bytes,
+            depth: run.depth,
+            written_ns,
+            keys: keys.into(),
+        });
+    }
+
+    /// Live objects in a segment.
+    fn runs_lost(&self, segment: SegmentId) -> usize {
+        let of_run = |run: &RunScan| {
+            let ordinals = 0..run.keys.len() as u32;
+            let location = |ordinal| Location { segment, entries_offset: run.entries_offset, ordinal };
+            ordinals.filter(|&ordinal| !self.gone.contains_key(&location(ordinal))).count()
+        };
+        let runs = self.runs.iter().filter(|run| run.segment == segment && run.generation == self.generation);
+        runs.map(of_run).sum()
+    }
+}
+
+/// Reads a file in words.
+fn words<T>(path: &Path, parse: impl Fn(&serde_json::Value) -> Result<T>) -> std::result::Result<T, String> {
+    let bytes = read_file(path, MAX_WORDS_BYTES).map_err(|error| format!("cannot read: {error}"))?;
+    let value = serde_json::from_slice(&bytes).map_err(|error| format!("damaged: {error}"))?;
+    parse(&value).map_err(|error| format!("damaged: {error}"))
+}

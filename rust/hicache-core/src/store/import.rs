@@ -1,0 +1,165 @@
+//! Taking archived units into a root: verified whole, written like a backup, published the same way.
+
+use std::sync::Arc;
+
+use crate::format::block::block_checksum;
+use crate::format::directory::{
+    self, Directory, DirectoryHeader, Entry, Parent, ReadRun, Run, UNKNOWN_DEPTH,
+};
+use crate::format::frame::short_key;
+use crate::inspect::archive::{split_unit, stretches};
+use crate::namespace::Namespace;
+use crate::pool::Pool;
+use crate::store::index::Interest;
+use crate::store::namespace_state::NamespaceState;
+use crate::store::publish::UnitPlan;
+use crate::store::segment_writer::Reservation;
+use crate::store::{Inner, Store};
+use crate::{Error, ErrorKind, Result};
+
+/// What became of imported objects.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct ImportReport {
+    /// Objects written.
+    pub stored: u64,
+    /// Objects that were there already.
+    pub present: u64,
+    /// Objects in the archive that are not whole.
+    pub damaged: u64,
+}
+
+/// Takes archived units of one namespace into a root.
+pub struct Importer {
+    inner: Arc<Inner>,
+    state: Arc<NamespaceState>,
+    report: ImportReport,
+}
+
+impl Store {
+    /// Starts taking units of `namespace` in; `pools` are described beside its segments.
+    ///
+    /// # Errors
+    /// `Closed`, `Unsupported` on a read-only store, `Io`.
+    pub fn importer(&self, namespace: Namespace, pools: &[Pool]) -> Result<Importer> {
+        self.inner.check_open()?;
+        if self.inner.options.read_only {
+            return Err(Error::new(ErrorKind::Unsupported, "the store is open for reading only"));
+        }
+        let state = self.inner.namespace(&namespace);
+        state.describe(self.inner.process, &pools.iter().collect::<Vec<_>>())?;
+        Ok(Importer { inner: Arc::clone(&self.inner), state, report: ImportReport::default() })
+    }
+}
+
+impl Importer {
+    /// Takes one unit in: what is whole and not there yet.
+    ///
+    /// # Errors
+    /// `Corrupt` when it is no unit of this namespace; `Io` when there is no room or the system says no. What was
+    /// taken in before stays.
+    pub fn unit(&mut self, bytes: &[u8]) -> Result<()> {
+        let (payload, directory) =
+            split_unit(bytes).ok_or_else(|| Error::corrupt("an archived unit is cut short"))?;
+        let directory = directory::decode(directory)
+            .map_err(|damage| Error::corrupt(format!("an archived unit does not decode: {damage}")))?;
+        if directory.header.namespace != self.state.fingerprint {
+            return Err(Error::corrupt(format!(
+                "expected a unit of namespace {}, found one of {}",
+                self.state.fingerprint, directory.header.namespace
+            )));
+        }
+        for read in &directory.runs {
+            self.run(payload, &directory, read)?;
+        }
+        Ok(())
+    }
+
+    /// What became of the objects so far.
+    pub fn report(&self) -> ImportReport {
+        self.report
+    }
+
+    fn run(&mut self, payload: &[u8], directory: &Directory, read: &ReadRun) -> Result<()> {
+        let form = read.run.form;
+        let pool = Pool::from_canonical_bytes(&read.run.pool_bytes)
+            .ok()
+            .filter(|pool| pool.fingerprint() == form.pool);
+        let Some(pool) = pool else {
+            self.report.damaged += read.entries.len() as u64;
+            return Ok(());
+        };
+        self.state.describe(self.inner.process, &[&pool])?;
+        let interest = Interest { pool: form.pool, tile: form.tile };
+        self.state.add_interests(&[interest], &self.inner.counters, &self.inner.notices);
+        self.state.refresh(&self.inner.counters);
+        let mut wanted = Vec::with_capacity(read.entries.len());
+        for entry in &read.entries {
+            let stored = entry.as_ref().and_then(|entry| self.whole(payload, directory, read, entry));
+            let is_present = entry
+                .as_ref()
+                .is_some_and(|entry| self.state.index().has_form(&short_key(&entry.key), &form));
+            self.report.damaged += u64::from(stored.is_none());
+            self.report.present += u64::from(stored.is_some() && is_present);
+            wanted.push(stored.is_some() && !is_present);
+        }
+        for pages in stretches(&wanted) {
+            let mut unit_payload = Vec::new();
+            let mut entries = Vec::with_capacity(pages.len());
+            for entry in read.entries[pages.clone()].iter().flatten() {
+                let Some(stored) = self.whole(payload, directory, read, entry) else { continue };
+                entries.push(Entry { payload_offset: unit_payload.len() as u64, ..entry.clone() });
+                unit_payload.extend_from_slice(stored);
+            }
+            let before = pages.start.checked_sub(1).map(|before| read.entries[before].as_ref());
+            let parent = match before {
+                None => read.run.parent,
+                Some(Some(entry)) => Parent::Page(entry.key),
+                Some(None) => Parent::Unknown,
+            };
+            let depth = match read.run.depth {
+                UNKNOWN_DEPTH => UNKNOWN_DEPTH,
+                depth => depth.saturating_add(pages.start as u32),
+            };
+            let payload_bytes = unit_payload.len() as u64;
+            let run = Run { payload_offset: 0, payload_bytes, parent, depth, entries, ..read.run.clone() };
+            let write_payload = |runs: &mut [Run], room: &Reservation| {
+                let offset = room.offset + runs[0].payload_offset;
+                self.inner.transfers.write_small(
+                    room.file.path(),
+                    room.file.buffered(),
+                    &unit_payload,
+                    offset,
+                )
+            };
+            UnitPlan::new(vec![run]).publish(&self.inner, &self.state, write_payload).map_err(|refused| {
+                let folder = self.inner.paths.namespace(&self.state.fingerprint);
+                Error::io("cannot write to", &folder, refused.into())
+            })?;
+            self.report.stored += pages.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Stored bytes of an entry, if every block verifies.
+    fn whole<'a>(
+        &self,
+        payload: &'a [u8],
+        directory: &Directory,
+        read: &ReadRun,
+        entry: &Entry,
+    ) -> Option<&'a [u8]> {
+        let DirectoryHeader { namespace, .. } = directory.header;
+        let start = usize::try_from(entry.payload_offset).ok()?;
+        let stored = payload.get(start..start.checked_add(usize::try_from(entry.stored_bytes()).ok()?)?)?;
+        let seed = read.run.form.seed(&namespace, &entry.key);
+        let mut rest = stored;
+        for (index, block) in entry.blocks.iter().enumerate() {
+            let (bytes, tail) = rest.split_at_checked(block.stored_bytes as usize)?;
+            rest = tail;
+            if block_checksum(seed, index as u32, bytes) != block.checksum {
+                return None;
+            }
+        }
+        Some(stored)
+    }
+}
