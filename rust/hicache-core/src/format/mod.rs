@@ -4,6 +4,7 @@
 //! little endian. A decoder trusts no length, count or offset; damaged input gives [`Damage`], never a
 //! panic and never an allocation larger than the input.
 
+pub mod archive;
 pub mod block;
 pub mod directory;
 pub mod form;

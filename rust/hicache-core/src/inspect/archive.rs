@@ -1,13 +1,13 @@
 //! A namespace as a sequence of self-contained units, to be carried to another root.
 //!
-//! An archived unit is a publication unit as in a segment, `[payload][directory]`, with its start as offset 0. Stored
-//! bytes are carried as they are: checksums are bound to identity, not to a place.
+//! Stored bytes are carried as they are: checksums are bound to identity, not to a place.
 
 use std::io;
-use std::ops::Range;
 
-use crate::format::directory::{DIRECTORY_ALIGNMENT, DirectoryHeader, Entry, Run, directory_bytes, encode};
-use crate::format::directory::{Parent, UNKNOWN_DEPTH};
+use crate::format::archive::append_directory_offset;
+use crate::format::directory::{
+    DIRECTORY_ALIGNMENT, DirectoryHeader, Entry, Parent, Run, UNKNOWN_DEPTH, directory_bytes, encode,
+};
 use crate::inspect::{NamespaceScan, ObjectRef, ObjectState};
 use crate::store::recover;
 
@@ -155,25 +155,7 @@ impl<'a> ArchiveUnit<'a> {
             written_ns: crate::store::now_ns(),
         };
         bytes.extend_from_slice(&encode(&header, &runs));
-        bytes.extend_from_slice(&header.directory_offset.to_le_bytes());
+        append_directory_offset(&mut bytes, header.directory_offset);
         take(&bytes)
     }
-}
-
-/// Splits an archived unit into payload and directory: the last 8 bytes say where the directory starts.
-pub fn split_unit(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
-    let (unit, offset) = bytes.split_last_chunk::<8>()?;
-    unit.split_at_checked(usize::try_from(u64::from_le_bytes(*offset)).ok()?)
-}
-
-/// Stretches of `true`.
-pub(crate) fn stretches(wanted: &[bool]) -> Vec<Range<usize>> {
-    let mut found: Vec<Range<usize>> = Vec::new();
-    for index in (0..wanted.len()).filter(|&index| wanted[index]) {
-        match found.last_mut() {
-            Some(last) if last.end == index => last.end = index + 1,
-            _ => found.push(index..index + 1),
-        }
-    }
-    found
 }

@@ -19,7 +19,7 @@ use crate::store::index::MAX_RUN_PAGES;
 use crate::store::io::{Write, gather};
 use crate::store::landing::Landing;
 use crate::store::notices::Level;
-use crate::store::publish::{Refused, UnitPlan};
+use crate::store::publish::{Refused, UnitPlan, consecutive};
 use crate::store::segment_writer::Reservation;
 use crate::store::view::{BoundMemory, PoolMemory, PoolState, View};
 use crate::{Error, ErrorKind, Result};
@@ -470,18 +470,6 @@ pub(crate) fn cut(form: &Form, pages: usize, range: Range<u64>) -> Vec<(Range<us
         }
     }
     chunks
-}
-
-/// Stretches of `true` within `pages`.
-fn consecutive(wanted: &[bool], pages: Range<usize>) -> Vec<Range<usize>> {
-    let mut stretches: Vec<Range<usize>> = Vec::new();
-    for page in pages.filter(|&page| wanted[page]) {
-        match stretches.last_mut() {
-            Some(last) if last.end == page => last.end = page + 1,
-            _ => stretches.push(page..page + 1),
-        }
-    }
-    stretches
 }
 
 fn set(outcomes: &mut [BackupOutcome], missing: &[Vec<bool>], pages: Range<usize>, outcome: BackupOutcome) {

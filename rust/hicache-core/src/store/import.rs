@@ -2,17 +2,17 @@
 
 use std::sync::Arc;
 
+use crate::format::archive::split_unit;
 use crate::format::block::block_checksum;
 use crate::format::directory::{
     self, Directory, DirectoryHeader, Entry, Parent, ReadRun, Run, UNKNOWN_DEPTH,
 };
 use crate::format::frame::short_key;
-use crate::inspect::archive::{split_unit, stretches};
 use crate::namespace::Namespace;
 use crate::pool::Pool;
 use crate::store::index::Interest;
 use crate::store::namespace_state::NamespaceState;
-use crate::store::publish::UnitPlan;
+use crate::store::publish::{UnitPlan, consecutive};
 use crate::store::segment_writer::Reservation;
 use crate::store::{Inner, Store};
 use crate::{Error, ErrorKind, Result};
@@ -102,7 +102,7 @@ impl Importer {
             self.report.present += u64::from(stored.is_some() && is_present);
             wanted.push(stored.is_some() && !is_present);
         }
-        for pages in stretches(&wanted) {
+        for pages in consecutive(&wanted, 0..wanted.len()) {
             let mut unit_payload = Vec::new();
             let mut entries = Vec::with_capacity(pages.len());
             for entry in read.entries[pages.clone()].iter().flatten() {

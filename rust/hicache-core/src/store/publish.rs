@@ -1,6 +1,7 @@
 //! Publishing a unit: room first, then payload, directory and frame, in this order.
 
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::format::directory::{
@@ -165,4 +166,16 @@ impl UnitPlan {
             .collect();
         inner.say(FrameKind::Add, state.fingerprint, 1, &encode_add(&unit, &runs))
     }
+}
+
+/// Stretches of `true` within `pages`.
+pub(crate) fn consecutive(wanted: &[bool], pages: Range<usize>) -> Vec<Range<usize>> {
+    let mut stretches: Vec<Range<usize>> = Vec::new();
+    for page in pages.filter(|&page| wanted[page]) {
+        match stretches.last_mut() {
+            Some(last) if last.end == page => last.end = page + 1,
+            _ => stretches.push(page..page + 1),
+        }
+    }
+    stretches
 }
