@@ -1,0 +1,71 @@
+# The few things one does here. Environments and compiled dependencies are cached outside the clone, see
+# scripts/env.sh. Another interpreter: make PYTHON=/path/to/python3 ...
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.ONESHELL:
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+export PYTHON
+
+# The markers that need a package, a device or an hour that this machine need not have.
+DEFAULT_MARKERS := not full and not heavy and not wheel and not torch and not sglang and not gpu
+
+.PHONY: help demo test test-rust test-python test-full bench wheel check clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 18
+
+demo:  ## prefill once, restore everywhere, on a small real model
+	@scripts/prepare.sh demo
+	. scripts/env.sh demo
+	python -m demo
+
+test: test-rust test-python  ## Rust and Python tests, some minutes
+
+test-rust:
+	@scripts/check-prerequisites.sh
+	if cargo nextest --version >/dev/null 2>&1; then
+		scripts/with-target.sh cargo nextest run --locked
+		scripts/with-target.sh cargo test --locked --doc
+	else
+		scripts/with-target.sh cargo test --locked
+	fi
+
+test-python:
+	@scripts/prepare.sh test
+	. scripts/env.sh test
+	python -m pytest -m "$(DEFAULT_MARKERS)" $(PYTEST_ARGS)
+
+test-full:  ## everything at full size, resumable, writes tests/RESULTS.md (limit: HICACHE_TEST_MINUTES)
+	@scripts/prepare.sh test
+	. scripts/env.sh test
+	python tests/full.py
+
+bench:  ## benchmarks against the physical limit in the same run
+	@scripts/prepare.sh test
+	. scripts/env.sh test
+	scripts/with-target.sh cargo run --locked --release -p hicache-benches
+	for program in benches/python/*.py; do
+		if [ -e "$$program" ]; then echo "== $$program"; python "$$program"; fi
+	done
+
+wheel:  ## abi3 manylinux wheel in dist/, checked in an empty environment
+	@scripts/prepare.sh test
+	. scripts/env.sh test
+	rm -rf dist
+	python -m auditwheel repair --wheel-dir dist .venv/test/wheel/*.whl
+	python -m auditwheel show dist/*.whl
+	python -m pytest -m wheel
+	ls -l dist
+
+check:  ## every gate of .ci/run
+	@.ci/run
+
+clean:  ## removes what was built here, and the caches
+	@. scripts/env.sh test
+	rm -rf .venv dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf "$$HICACHE_CACHE"/venv-* "$$HICACHE_CACHE"/target-* "$$HICACHE_CACHE"/full
