@@ -43,31 +43,32 @@ pub fn encode_block(codec: Codec, level: i32, raw: &[u8], out: &mut Vec<u8>) -> 
         out.extend_from_slice(raw);
         return Ok(());
     }
-    PLANES.with_borrow_mut(|planes| {
-        let source = if codec == Codec::ZstdPlanes {
-            split_planes(raw, planes);
-            &planes[..]
-        } else {
-            raw
-        };
-        COMPRESSOR.with_borrow_mut(|slot| {
-            if slot.as_ref().is_none_or(|(have, _)| *have != level) {
-                *slot = Some((level, zstd::bulk::Compressor::new(level)?));
-            }
-            let Some((_, compressor)) = slot else { unreachable!("filled above") };
-            let start = out.len();
-            // One byte less than raw: a block that needs more is stored as it is.
-            out.resize(start + raw.len().saturating_sub(1), 0);
-            match compressor.compress_to_buffer(source, &mut out[start..]) {
-                Ok(len) => out.truncate(start + len),
-                Err(_) => {
-                    out.truncate(start);
-                    out.extend_from_slice(raw);
-                }
-            }
-            Ok(())
+    let start = out.len();
+    let shrank = COMPRESSOR.with_borrow_mut(|slot| {
+        if slot.as_ref().is_none_or(|(have, _)| *have != level) {
+            *slot = Some((level, zstd::bulk::Compressor::new(level)?));
+        }
+        let Some((_, compressor)) = slot else { unreachable!("filled above") };
+        // One byte less than raw: a block that needs more is stored as it is.
+        out.resize(start + raw.len().saturating_sub(1), 0);
+        let room = &mut out[start..];
+        Ok::<_, std::io::Error>(match codec {
+            Codec::ZstdPlanes => PLANES.with_borrow_mut(|planes| {
+                split_planes(raw, planes);
+                // A frame for each plane: one frame would code both with the same table, and gain little.
+                let (even, odd) = planes.split_at(raw.len().div_ceil(2));
+                let first = compressor.compress_to_buffer(even, room).ok()?;
+                let second = compressor.compress_to_buffer(odd, &mut room[first..]).ok()?;
+                Some(first + second)
+            }),
+            Codec::Zstd | Codec::None => compressor.compress_to_buffer(raw, room).ok(),
         })
-    })
+    })?;
+    out.truncate(start + shrank.unwrap_or_default());
+    if shrank.is_none() {
+        out.extend_from_slice(raw);
+    }
+    Ok(())
 }
 
 /// Decodes `stored` into `raw`, whose length is the block's raw length. `false`: the bytes do not decode.
@@ -99,30 +100,30 @@ pub fn decode_block(codec: Codec, stored: &[u8], raw: &mut [u8]) -> bool {
     })
 }
 
-/// Even bytes, then odd bytes; a last odd byte out stays last.
+/// Even bytes, then odd bytes.
 fn split_planes(raw: &[u8], planes: &mut Vec<u8>) {
     planes.clear();
     planes.resize(raw.len(), 0);
-    let half = raw.len() / 2;
-    let (low, rest) = planes.split_at_mut(half);
-    let (high, tail) = rest.split_at_mut(half);
-    let (pairs, odd) = raw.as_chunks::<2>();
-    for ((pair, low), high) in pairs.iter().zip(low).zip(high) {
-        [*low, *high] = *pair;
+    let (even, odd) = planes.split_at_mut(raw.len().div_ceil(2));
+    let (pairs, last) = raw.as_chunks::<2>();
+    for ((pair, even), odd) in pairs.iter().zip(even.iter_mut()).zip(odd) {
+        [*even, *odd] = *pair;
     }
-    tail.copy_from_slice(odd);
+    if let ([last], Some(place)) = (last, even.last_mut()) {
+        *place = *last;
+    }
 }
 
 /// Inverse of [`split_planes`].
 fn join_planes(planes: &[u8], raw: &mut [u8]) {
-    let half = planes.len() / 2;
-    let (low, rest) = planes.split_at(half);
-    let (high, tail) = rest.split_at(half);
-    let (pairs, odd) = raw.as_chunks_mut::<2>();
-    for ((pair, low), high) in pairs.iter_mut().zip(low).zip(high) {
-        *pair = [*low, *high];
+    let (even, odd) = planes.split_at(planes.len().div_ceil(2));
+    let (pairs, last) = raw.as_chunks_mut::<2>();
+    for ((pair, even), odd) in pairs.iter_mut().zip(even).zip(odd) {
+        *pair = [*even, *odd];
     }
-    odd.copy_from_slice(tail);
+    if let ([place], Some(last)) = (last, even.last()) {
+        *place = *last;
+    }
 }
 
 #[cfg(test)]

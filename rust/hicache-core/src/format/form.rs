@@ -13,7 +13,7 @@ pub enum Codec {
     None,
     /// Each block a standard zstd frame.
     Zstd,
-    /// As `Zstd`, the block's even bytes first and its odd bytes after them, for 16-bit floats.
+    /// Each block two standard zstd frames, of its even bytes and of its odd bytes, for 16-bit floats.
     ZstdPlanes,
 }
 
