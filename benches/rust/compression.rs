@@ -44,7 +44,7 @@ fn report(name: &str, page: &[u8], bar: &str) {
         }
         let bar = if codec == Codec::ZstdPlanes { bar } else { "" };
         println!(
-            "compression: real {name} page, {} level 1: {ratio:.3} x {bar}; pack {} GB/s, unpack {} GB/s",
+            "RESULT: compression: real {name} page, {} level 1: {ratio:.3} x {bar}; pack {} GB/s, unpack {} GB/s",
             codec.name(),
             Spread::of(packing),
             Spread::of(unpacking)

@@ -45,10 +45,10 @@ pub fn run() {
         ratios.push((plain_write + plain_read) / (write + read));
     }
     let pages = format!("{PAGES} pages of {PAGE_BYTES} bytes, warm page cache, codec none");
-    println!("io: {pages}");
-    println!("io: plain pwritev {} GB/s, preadv {} GB/s", Spread::of(plain_writes), Spread::of(plain_reads));
-    println!("io: backup {} GB/s, verified restore {} GB/s", Spread::of(writes), Spread::of(reads));
-    println!("io: backup + restore against the plain loops: {} x (bar 0.7)", Spread::of(ratios));
+    println!("RESULT: io: {pages}");
+    println!("RESULT: io: plain pwritev {} GB/s, preadv {} GB/s", Spread::of(plain_writes), Spread::of(plain_reads));
+    println!("RESULT: io: backup {} GB/s, verified restore {} GB/s", Spread::of(writes), Spread::of(reads));
+    println!("RESULT: io: backup + restore against the plain loops: {} x (bar 0.7)", Spread::of(ratios));
 }
 
 fn large_view(store: &hicache_core::Store) -> View {

@@ -35,7 +35,7 @@ pub fn run() {
         memory.push((stored as f64, Spread::of(resident).median));
     }
     let slope = (memory[1].1 - memory[0].1) / (memory[1].0 - memory[0].0);
-    println!("index: {slope:.1} bytes of resident memory an object, slope from 1 M to 4 M (bar 64)");
+    println!("RESULT: index: {slope:.1} bytes of resident memory an object, slope from 1 M to 4 M (bar 64)");
 }
 
 /// In a process of its own: opens, matches one whole chain, prints seconds and grown resident bytes.
