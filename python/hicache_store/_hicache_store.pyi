@@ -18,27 +18,6 @@ from typing import Any, ClassVar, Final, Literal, TypeAlias, final
 
 from typing_extensions import Self
 
-__all__ = [
-    "BackupReport",
-    "Component",
-    "HitPolicy",
-    "Layout",
-    "Match",
-    "Namespace",
-    "Pool",
-    "PoolView",
-    "Region",
-    "RestoreReport",
-    "Store",
-    "Tile",
-    "View",
-    "__version__",
-    "_error_kinds",
-    "_run_tool",
-    "chain_seed",
-    "page_keys",
-]
-
 # A list of keys (32 bytes or 64 hex digits each), a uint8 array `[pages, 32]`, or 32 bytes for each page.
 _Keys: TypeAlias = Sequence[bytes] | Sequence[str] | bytes | bytearray | Any
 _Key: TypeAlias = bytes | str
@@ -765,6 +744,10 @@ class View:
     @property
     def namespace(self) -> Namespace:
         """The namespace."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of the namespace, as 32 hex digits."""
 
     @property
     def pool_names(self) -> list[str]:

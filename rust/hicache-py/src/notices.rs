@@ -26,8 +26,7 @@ fn log_all(py: Python<'_>, waiting: &[Notice]) -> PyResult<()> {
             Level::Info => "info",
             Level::Warning => "warning",
         };
-        // The line is an argument: a percent sign in it is no format.
-        logger.call_method1(method, ("%s", &notice.message))?;
+        logger.call_method1(method, (&notice.message,))?;
     }
     Ok(())
 }

@@ -279,6 +279,12 @@ impl PyView {
         PyNamespace { inner: self.view.namespace().clone() }
     }
 
+    /// Fingerprint of the namespace, in hex.
+    #[getter]
+    fn fingerprint(&self) -> String {
+        self.view.fingerprint().to_string()
+    }
+
     /// Names of the pools, in order.
     #[getter]
     fn pool_names(&self) -> Vec<&str> {
