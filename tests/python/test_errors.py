@@ -4,6 +4,8 @@ import copy
 import errno
 import os
 import pickle
+import re
+from pathlib import Path
 
 import pytest
 from hicache_store import (
@@ -42,6 +44,14 @@ def test_kinds_and_classes_are_equal_in_number_and_name():
     assert {*exceptions.__all__} == {"HiCacheStoreError", *(error.__name__ for error in BUILT_IN)}
     for kind, error in exceptions.BY_KIND.items():
         assert error.kind == kind
+
+
+def test_the_table_in_the_documentation_is_complete():
+    table = (Path(__file__).parents[2] / "docs" / "errors.md").read_text("utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \| (?:`(\w+)`)? ?\|", table, re.MULTILINE)
+    classes = exceptions.BY_KIND.items()
+    built_in = {error: "" if base is Exception else base.__name__ for error, base in BUILT_IN.items()}
+    assert rows == [(kind, error.__name__, built_in[error]) for kind, error in classes]
 
 
 @pytest.mark.parametrize("error", BUILT_IN, ids=lambda error: error.__name__)

@@ -177,7 +177,18 @@ def test_a_buffer_for_each_component(view):
         (4096, GeometryError, "type int"),
         ("text", GeometryError, "type str"),
     ],
-    ids=str,
+    ids=[
+        "strided",
+        "fortran",
+        "objects",
+        "objects-inside",
+        "strided-memoryview",
+        "strided-tensor",
+        "device-tensor",
+        "none",
+        "address",
+        "text",
+    ],
 )
 def test_what_is_no_host_memory_is_refused(memory, error, part):
     with pytest.raises(error, match=part):

@@ -216,7 +216,7 @@ def test_stats_say_what_the_store_is_and_did(store, view, tmp_path):
 
 
 def test_view_says_what_it_is(view):
-    assert view.namespace == NAMESPACE
+    assert (view.namespace, view.fingerprint) == (NAMESPACE, NAMESPACE.fingerprint)
     assert (view.pool_names, view.page_bytes) == (["kv"], {"kv": PAGE_BYTES})
     assert view.indexed_objects == 0
     view.backup(keys(3), content(3), range(3))
