@@ -1,1 +1,52 @@
-//! x
+//! The Python face of the store: one file for each concept, each a thin wrapper of what stands in `hicache_core`.
+//!
+//! It turns Python objects into checked Rust values and back, and releases the interpreter lock once around
+//! each batch. It decides nothing that the core does not decide, and never imports torch or sglang; numpy only
+//! when memory or arrays are handed in.
+
+mod arguments;
+#[expect(unsafe_code, reason = "foreign memory enters here, and only here")]
+mod buffers;
+mod errors;
+mod keys;
+mod layout;
+mod namespace;
+mod notices;
+mod pool;
+mod reports;
+mod store;
+mod tile;
+mod tool;
+mod view;
+
+/// The compiled part of the `hicache_store` package.
+#[pyo3::pymodule]
+mod _hicache_store {
+    #[pymodule_export]
+    use crate::buffers::PyRegion;
+    #[pymodule_export]
+    use crate::errors::error_kinds;
+    #[pymodule_export]
+    use crate::keys::{chain_seed, page_keys};
+    #[pymodule_export]
+    use crate::layout::PyLayout;
+    #[pymodule_export]
+    use crate::namespace::PyNamespace;
+    #[pymodule_export]
+    use crate::pool::{PyComponent, PyHitPolicy, PyPool};
+    #[pymodule_export]
+    use crate::reports::{PyBackupReport, PyMatch, PyRestoreReport};
+    #[pymodule_export]
+    use crate::store::PyStore;
+    #[pymodule_export]
+    use crate::tile::PyTile;
+    #[pymodule_export]
+    use crate::tool::run_tool;
+    #[pymodule_export]
+    use crate::view::{PyPoolView, PyView};
+
+    /// Version of the package and of the tool in it.
+    #[pymodule_export]
+    #[expect(non_upper_case_globals, reason = "the name that Python packages use")]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
+}

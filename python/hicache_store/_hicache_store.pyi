@@ -1,0 +1,868 @@
+"""The compiled part of the package: import its names from `hicache_store`.
+
+Two words are used throughout. **Buffer**: C-contiguous host memory, given as a numpy array of any plain
+dtype, a CPU tensor, or any object with the buffer protocol (bytes, bytearray, memoryview, mmap). **Shapes**
+are `[pages, layers, page_size, heads, row]` with the axes in the order of the layout; `row` is one token, one
+layer, one head of one component, and its bytes are the component's `row_bytes`.
+
+A call that is given a buffer holds the object until it returns. Until then nobody else may change the slots
+that the call names, nor read those that it writes: the calls release the interpreter lock.
+"""
+
+import builtins
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, Final, Literal, TypeAlias, final
+
+from typing_extensions import Self
+
+# A list of keys (32 bytes or 64 hex digits each), a uint8 array `[pages, 32]`, or 32 bytes for each page.
+_Keys: TypeAlias = Sequence[bytes] | Sequence[str] | bytes | bytearray | Any
+_Key: TypeAlias = bytes | str
+# A sequence of ints, or an integer array of one axis.
+_Integers: TypeAlias = Sequence[int] | Any
+# See above.
+_Buffer: TypeAlias = Any
+# A Region, a buffer, or a list or tuple with one of these for each component.
+_Memory: TypeAlias = Region | _Buffer
+
+__version__: Final[str]
+"""Version of the package and of the tool in it."""
+
+def page_keys(
+    tokens: _Integers,
+    page_size: int,
+    *,
+    prior: _Key | None = None,
+    extra_key: str | None = None,
+    cache_salt: str | None = None,
+    bigram: bool = False,
+) -> list[bytes]:
+    """Computes the keys of the whole pages of `tokens`, as the engine does.
+
+    Each key is the SHA-256 of the key before it and of the page's tokens: the same in every process, whatever
+    `PYTHONHASHSEED` says. The tokens of a last part page are left out.
+
+    Args:
+        tokens: Token ids, 0 to 2^63 - 1 each.
+        page_size: Tokens in a page, at least 1.
+        prior: Key of the page before the first one, to go on with a chain.
+        extra_key: The request's adapter, hashed before the first page.
+        cache_salt: The request's cache salt, hashed before the first page.
+        bigram: Whether positions are pairs of tokens, as for a speculative engine's draft.
+
+    Returns:
+        One key of 32 bytes for each whole page, in order.
+
+    Raises:
+        ConfigError: A token is negative, too large or no integer; `page_size` is 0; `prior` is given together
+            with `extra_key` or `cache_salt`.
+    """
+
+def chain_seed(extra_key: str | None = None, cache_salt: str | None = None) -> bytes | None:
+    """Computes what the first page of a request with an adapter or a cache salt hashes before its tokens.
+
+    Args:
+        extra_key: The request's adapter. None and "" differ.
+        cache_salt: The request's cache salt. None and "" differ.
+
+    Returns:
+        32 bytes, or None where the request has neither.
+    """
+
+@final
+class Namespace:
+    """What must be equal for the bytes of two deployments to be interchangeable.
+
+    Immutable, comparable, hashable, picklable. Any difference in any field is a miss, never a wrong read.
+    """
+
+    SCHEMA_VERSION: ClassVar[int]
+    """Schema of the canonical bytes."""
+    UNVERSIONED: ClassVar[str]
+    """The revision of one who knowingly gives none; every tool shows it."""
+
+    def __new__(cls, model: str, *, revision: str, page_size: int, salt: str | None = None) -> Self:
+        """Describes a namespace.
+
+        Args:
+            model: Model id, compared byte for byte.
+            revision: Of the weights: a checkpoint digest, commit or tag, or `UNVERSIONED`.
+            page_size: Tokens in a page, 1 to 65,536.
+            salt: Keeps tenants or adapters apart; None for no salt, never "".
+
+        Raises:
+            NamespaceError: Text that is empty, too long or holds a NUL; an impossible page size.
+            ConfigError: A page size that does not fit into 32 bits.
+        """
+
+    @property
+    def model(self) -> str:
+        """Model id."""
+
+    @property
+    def revision(self) -> str:
+        """Weights revision."""
+
+    @property
+    def page_size(self) -> int:
+        """Tokens in a page."""
+
+    @property
+    def salt(self) -> str | None:
+        """Tenant or adapter, if any."""
+
+    @property
+    def is_unversioned(self) -> bool:
+        """Whether the revision is `UNVERSIONED`."""
+
+    @property
+    def fingerprint(self) -> str:
+        """First 16 bytes of the SHA-256 of the canonical bytes, as 32 hex digits."""
+
+    def canonical_bytes(self) -> bytes:
+        """Returns the bytes that the fingerprint covers."""
+
+    @staticmethod
+    def from_canonical_bytes(data: bytes) -> Namespace:
+        """Reads `canonical_bytes` back.
+
+        Raises:
+            CorruptError: These are not the canonical bytes of a namespace.
+            FormatVersionError: They have another schema version.
+        """
+
+    def to_json(self) -> str:
+        """Returns a JSON object as text, with the fields of this class and `schema_version`."""
+
+    @staticmethod
+    def from_json(text: str) -> Namespace:
+        """Reads `to_json` back.
+
+        Raises:
+            NamespaceError: A field is missing, unknown or unusable.
+            FormatVersionError: The text has another schema version.
+        """
+
+    def differences(self, other: Namespace) -> list[tuple[str, str, str]]:
+        """Returns the fields that differ, each as name, value here, value in `other`."""
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]: ...
+    def __hash__(self) -> int: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+
+@final
+class Component:
+    """One of the arrays that a page consists of: keys, values, latent rows, scales, a convolution state."""
+
+    def __new__(
+        cls, name: str, row_bytes: int, unit: Literal["token", "page"] = "token", dtype: str | None = None
+    ) -> Self:
+        """Describes a component.
+
+        Args:
+            name: Unique in the pool. One whose name contains "scale" holds the scales of the others.
+            row_bytes: Bytes of one token (or page), one layer, one head.
+            unit: "token" for a row for each token, "page" for one row for the page.
+            dtype: Element type, where it is not the pool's.
+
+        Raises:
+            ConfigError: An unknown unit or dtype, or a size that does not fit into 32 bits.
+        """
+
+    @property
+    def name(self) -> str:
+        """Name, unique in the pool."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one token (or page), one layer, one head."""
+
+    @property
+    def unit(self) -> str:
+        """How often there is a row: "token" or "page"."""
+
+    @property
+    def dtype(self) -> str | None:
+        """Element type, where it is not the pool's."""
+
+    def __hash__(self) -> int: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+
+@final
+class Pool:
+    """The parts of a page of one kind of state, an identity of its own on top of the namespace.
+
+    Immutable, comparable, hashable, picklable. Two deployments share exactly the pools that they have in
+    common.
+    """
+
+    SCHEMA_VERSION: ClassVar[int]
+    """Schema of the canonical bytes."""
+
+    def __new__(
+        cls,
+        name: str,
+        kind: str,
+        dtype: str,
+        components: Mapping[str, int] | Sequence[Component],
+        row_format: str | None = None,
+    ) -> Self:
+        """Describes a pool.
+
+        Args:
+            name: The word by which the engine and a store know it.
+            kind: One of kv, latent, indexer, state, swa, draft, draft_swa, draft_indexer.
+            dtype: Run-time element type: bfloat16, float8_e4m3fn, torch.float16, ...
+            components: Row bytes by name in the order of the page's arrays, a row for each token; or
+                components.
+            row_format: Names a packing that the dtype does not tell, such as scales inside the row.
+
+        Raises:
+            NamespaceError: Unusable or repeated names; a dtype that needs scales and no component that holds
+                them.
+            GeometryError: Rows of no bytes, or of a part of an element.
+            ConfigError: An unknown kind or dtype.
+        """
+
+    @property
+    def name(self) -> str:
+        """The word by which the engine and a store know the pool."""
+
+    @property
+    def kind(self) -> str:
+        """What sort of state it holds."""
+
+    @property
+    def dtype(self) -> str:
+        """Canonical name of the element type."""
+
+    @property
+    def row_format(self) -> str | None:
+        """Packing of the rows, where the element type does not tell."""
+
+    @property
+    def components(self) -> list[Component]:
+        """The parts of a page, in order."""
+
+    @property
+    def fingerprint(self) -> str:
+        """First 16 bytes of the SHA-256 of the canonical bytes, as 32 hex digits."""
+
+    def page_bytes(self, tile: Tile) -> int:
+        """Returns the bytes of one page of `tile`.
+
+        Raises:
+            ConfigError: The tile leaves its tokens out.
+            GeometryError: More than 2^64 bytes.
+        """
+
+    def canonical_bytes(self) -> bytes:
+        """Returns the bytes that the fingerprint covers."""
+
+    @staticmethod
+    def from_canonical_bytes(data: bytes) -> Pool:
+        """Reads `canonical_bytes` back.
+
+        Raises:
+            CorruptError: These are not the canonical bytes of a pool.
+            FormatVersionError: They have another schema version.
+        """
+
+    def to_json(self) -> str:
+        """Returns a JSON object as text, with the fields of this class and `schema_version`."""
+
+    @staticmethod
+    def from_json(text: str) -> Pool:
+        """Reads `to_json` back.
+
+        Raises:
+            NamespaceError: A field is missing, unknown or unusable.
+            GeometryError: Rows of no bytes, or of a part of an element.
+            ConfigError: An unknown kind, unit or dtype.
+            FormatVersionError: The text has another schema version.
+        """
+
+    def differences(self, other: Pool) -> list[tuple[str, str, str]]:
+        """Returns the fields that differ, each as name, value here, value in `other`."""
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]: ...
+    def __hash__(self) -> int: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+
+@final
+class Tile:
+    """The rectangle of a page that a rank holds: layers x heads x tokens.
+
+    Layers and heads are model-global, so that a deployment of another shape finds the same rows. A tile
+    without tokens means every token of whatever page it is used with.
+    """
+
+    def __new__(
+        cls, layers: tuple[int, int], heads: tuple[int, int], tokens: tuple[int, int, int] | None = None
+    ) -> Self:
+        """Describes a tile.
+
+        Args:
+            layers: First layer, and one past the last.
+            heads: First KV head, and one past the last; (0, 1) for latent rows and for pools without heads.
+            tokens: First token of the page, step and count; None for every token.
+
+        Raises:
+            GeometryError: Nothing is in it, or a layer, head or token is past the limit of 65,536.
+            ConfigError: A number is negative or does not fit into 32 bits.
+        """
+
+    @property
+    def layers(self) -> tuple[int, int]:
+        """First layer, and one past the last."""
+
+    @property
+    def heads(self) -> tuple[int, int]:
+        """First KV head, and one past the last."""
+
+    @property
+    def tokens(self) -> tuple[int, int, int] | None:
+        """First token of the page, step and count; None for every token."""
+
+    def of_page(self, page_size: int) -> Tile:
+        """Returns the tile with its tokens spelled out for pages of `page_size` tokens.
+
+        Raises:
+            GeometryError: A token is outside the page.
+        """
+
+    def intersect(self, other: Tile) -> Tile | None:
+        """Returns the common part, or None.
+
+        Raises:
+            ConfigError: A tile leaves its tokens out.
+        """
+
+    def contains(self, other: Tile) -> bool:
+        """Returns whether every row of `other` is one of this tile.
+
+        Raises:
+            ConfigError: A tile leaves its tokens out.
+        """
+
+    def __hash__(self) -> int: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+
+@final
+class HitPolicy:
+    """Which pages of a pool must be there for a prefix to be usable. The reader's choice, not identity."""
+
+    @staticmethod
+    def all_pages() -> HitPolicy:
+        """Returns the policy of keys and values: every page of the prefix."""
+
+    @staticmethod
+    def trailing_pages(pages: int) -> HitPolicy:
+        """Returns the policy of windows and states: the last `pages` of the prefix, or all of a shorter one.
+
+        Raises:
+            ConfigError: `pages` is 0.
+        """
+
+    @staticmethod
+    def block_groups(block_pages: int, group_pages: int) -> HitPolicy:
+        """Returns the policy of states kept once for each block: the last pages of each whole block.
+
+        Args:
+            block_pages: Pages of one block.
+            group_pages: Pages at the end of each block that must be there.
+
+        Raises:
+            ConfigError: A number is 0.
+        """
+
+    def __hash__(self) -> int: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+
+@final
+class Layout:
+    """Where every row of every page of a tile sits, in one buffer or several. Arithmetic only, no memory.
+
+    For `P` slots of `S` tokens, `L` layers, `H` heads in `G` groups, rows of `D` bytes. `2` stands for the
+    pool's components, whose rows may differ in size:
+
+    | layout | host buffer | one page alone |
+    | --- | --- | --- |
+    | `layer_first` | `[2, L, P, S, H, D]` | `[2, L, S, H, D]` |
+    | `page_first` | `[2, P, S, L, H, D]` | `[2, S, L, H, D]` |
+    | `page_first_direct` | `[2, P, L, S, H, D]` | `[2, L, S, H, D]` |
+    | `page_head` | `[2, P, H, S, L, D]` | `[2, H, S, L, D]` |
+    | `page_unified(H/G)` | `[P, G, L, 2, S, H/G, D]` | `[G, L, 2, S, H/G, D]` |
+
+    A component with one row for the page has `S = 1`.
+    """
+
+    @staticmethod
+    def object(name: str, pool: Pool, tile: Tile) -> Layout:
+        """Returns the layout of one page alone: a stored object, or the engine's flat page.
+
+        Args:
+            name: A layout of the table above, `page_unified` with the heads of a group: `page_unified(2)`.
+            pool: What the page consists of.
+            tile: What of it is held; with tokens.
+
+        Raises:
+            ConfigError: An unknown layout, or a tile that leaves its tokens out.
+            GeometryError: Groups that do not divide the tile's heads, or more than 2^64 bytes.
+        """
+
+    @staticmethod
+    def host(name: str, pool: Pool, tile: Tile, slots: int, *, split_buffers: bool = False) -> Layout:
+        """Returns the layout of an engine's host pool.
+
+        Args:
+            name: As for `object`.
+            pool: As for `object`.
+            tile: As for `object`.
+            slots: Pages that the host pool has room for.
+            split_buffers: Whether each component has a buffer of its own; impossible for `page_unified`.
+
+        Raises:
+            ConfigError: As for `object`.
+            GeometryError: As for `object`; no slots; split buffers of `page_unified`.
+        """
+
+    @staticmethod
+    def packed(name: str, pool: Pool, tile: Tile, slots: int, *, part_offset: int, page_bytes: int) -> Layout:
+        """Returns the layout of parts of larger host pages.
+
+        Args:
+            name: As for `object`.
+            pool: As for `object`.
+            tile: As for `object`.
+            slots: Host pages.
+            part_offset: First byte of the part in each host page.
+            page_bytes: Bytes of a whole host page.
+
+        Raises:
+            ConfigError: As for `object`.
+            GeometryError: As for `object`; no slots; a part that does not fit into the page.
+        """
+
+    @property
+    def name(self) -> str:
+        """Order of the axes."""
+
+    @property
+    def tile(self) -> Tile:
+        """What each page holds."""
+
+    @property
+    def slots(self) -> int:
+        """Pages."""
+
+    @property
+    def buffer_bytes(self) -> list[int]:
+        """Exact bytes of each buffer."""
+
+    def offset(self, component: int, slot: int, layer: int, head: int, token: int) -> tuple[int, int]:
+        """Returns where one row begins.
+
+        Args:
+            component: Index of the component in the pool.
+            slot: Page in the host pool.
+            layer: Model-global layer.
+            head: Model-global KV head.
+            token: Token of the page; any of the tile's for a component with one row for the page.
+
+        Returns:
+            Index of the buffer, and the offset there in bytes.
+
+        Raises:
+            GeometryError: The layout has no such row.
+        """
+
+    __hash__: ClassVar[None]  # type: ignore[assignment]
+    def __eq__(self, other: builtins.object, /) -> bool: ...
+    def __ne__(self, other: builtins.object, /) -> bool: ...
+
+@final
+class PoolView:
+    """One pool of a view: what this rank holds of each page, and how."""
+
+    def __new__(
+        cls,
+        pool: Pool,
+        tile: Tile,
+        layout: str = "page_first",
+        policy: HitPolicy | None = None,
+        required: bool = True,
+        page_bytes: int | None = None,
+        *,
+        packed: tuple[int, int] | None = None,
+    ) -> Self:
+        """Describes one pool of a view.
+
+        Args:
+            pool: Identity of the pool.
+            tile: What this rank holds of each page.
+            layout: Order of the rows in this rank's host memory, see `Layout`.
+            policy: Which pages must be there for a prefix to be usable; None for every page.
+            required: Whether a prefix without this pool is no hit.
+            page_bytes: Bytes of a page as the engine computed them, to be compared with what follows from
+                pool and tile. A tile without tokens is compared when the view is opened.
+            packed: The pool's pages as parts of larger host pages: first byte, and bytes of a whole host
+                page.
+
+        Raises:
+            ConfigError: An unknown layout, or a negative number.
+            GeometryError: `page_bytes` differs from the computed size; the message names both.
+        """
+
+    @property
+    def pool(self) -> Pool:
+        """Identity of the pool."""
+
+    @property
+    def tile(self) -> Tile:
+        """What this rank holds of each page."""
+
+    @property
+    def layout(self) -> str:
+        """Order of the rows in this rank's host memory."""
+
+    @property
+    def policy(self) -> HitPolicy:
+        """Which pages must be there."""
+
+    @property
+    def required(self) -> bool:
+        """Whether a prefix without this pool is no hit."""
+
+    @property
+    def page_bytes(self) -> int | None:
+        """Bytes of a page as the engine computed them, if given."""
+
+    @property
+    def packed(self) -> tuple[int, int] | None:
+        """Byte offset of the part, and bytes of a whole host page, if given."""
+
+@final
+class Region:
+    """Host memory wrapped once, to be lent to many calls. Holds the buffer until it is dropped."""
+
+    def __new__(cls, buffer: _Buffer) -> Self:
+        """Wraps a buffer without copying it.
+
+        A numpy array must not be resized in place (`resize(refcheck=False)`), and a tensor's storage not be
+        changed, while a region holds it.
+
+        Args:
+            buffer: Any shape and plain dtype, host memory, C-contiguous. Not changed here; a later `restore`
+                writes to it. Read-only memory serves `backup` alone.
+
+        Raises:
+            GeometryError: Not contiguous, not a buffer, or an array of Python objects.
+            UnsupportedError: A tensor of a device.
+        """
+
+    @property
+    def nbytes(self) -> int:
+        """Length in bytes."""
+
+    @property
+    def writable(self) -> bool:
+        """Whether a restore may write into it."""
+
+@final
+class Match:
+    """Answer of `View.match`."""
+
+    @property
+    def pages(self) -> int:
+        """The longest legal length in pages; 0 when there is none."""
+
+    @property
+    def legal(self) -> list[int]:
+        """Every legal length in pages, shortest first, 0 left out; built when first looked at."""
+
+    @property
+    def limited_by(self) -> str | None:
+        """What limited it, such as "kv: page 37 absent"; None when every page asked for is there."""
+
+    @property
+    def hits(self) -> dict[str, int]:
+        """Each pool's own longest length in pages, by pool name."""
+
+@final
+class BackupReport:
+    """Answer of `View.backup`; its length is the number of pages asked for."""
+
+    @property
+    def outcomes(self) -> list[str]:
+        """What became of each page: "stored", "present", "refused" or "error"."""
+
+    @property
+    def raw_bytes(self) -> int:
+        """Raw bytes of the objects written."""
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes that they take on disk, directories included."""
+
+    @property
+    def reason(self) -> str | None:
+        """Why pages were refused or not written, if any were."""
+
+    def count(self, outcome: str) -> int:
+        """Returns the number of pages with this outcome.
+
+        Raises:
+            ConfigError: There is no such outcome.
+        """
+
+    def __len__(self) -> int: ...
+
+@final
+class RestoreReport:
+    """Answer of `View.restore`; its length is the number of pages asked for."""
+
+    @property
+    def outcomes(self) -> list[str]:
+        """What became of each page.
+
+        "restored": exact. "absent": not stored in a pool asked for. "evicted": removed while it was read.
+        "late": not started before the deadline. "error": the system could not read it. "foreign": its place
+        held another page. "damaged": its bytes did not verify. The memory is defined for "restored" pages
+        only.
+        """
+
+    @property
+    def bytes(self) -> int:
+        """Raw bytes of restored pages."""
+
+    @property
+    def all_restored(self) -> bool:
+        """Whether every page asked for was restored."""
+
+    def count(self, outcome: str) -> int:
+        """Returns the number of pages with this outcome.
+
+        Raises:
+            ConfigError: There is no such outcome.
+        """
+
+    def __len__(self) -> int: ...
+
+@final
+class View:
+    """What one rank of one deployment stores and asks for. Made by `Store.view`; may be shared by threads."""
+
+    def backup(
+        self,
+        keys: _Keys,
+        region: _Memory | Mapping[str, _Memory],
+        slots: _Integers | Mapping[str, _Integers],
+        parent: _Key | None = None,
+        depth: int | None = None,
+    ) -> BackupReport:
+        """Stores pages of one chain. All pools of a page become visible together.
+
+        A full or failing disk is an outcome of the pages, not an error. The memory is read only, and is no
+        longer needed when the call returns.
+
+        Args:
+            keys: One key for each page, in the order of the chain, none twice: a list of 32 bytes or of 64
+                hex digits each, a uint8 array `[pages, 32]`, or all in one bytes object.
+            region: The host pool's buffer, or a list with one for each component; a dict by pool name where
+                the view has several. Its size gives the number of slots. Pools packed into the same host
+                pages share one.
+            slots: The slot of each page, `[pages]`; -1 for a page of which the pool has nothing. A dict by
+                pool name where the view has several.
+            parent: Key of the page before the first one, where it is known.
+            depth: Pages before the first one, where it is known; 0 starts a sequence.
+
+        Raises:
+            GeometryError: Sizes or slots do not fit, or the memory is not contiguous.
+            ConfigError: A key is no digest, stands twice, or a pool is missing or unknown.
+            UnsupportedError: The store is open for reading only.
+            StoreClosedError: The store is closed.
+        """
+
+    def match(self, keys: _Keys) -> Match:
+        """Finds the longest prefix of `keys` that can be restored in all required pools.
+
+        Damage and I/O errors make pages missing, not errors.
+
+        Args:
+            keys: One chain from its start, as for `backup`.
+
+        Raises:
+            ConfigError: A key is no digest.
+            StoreClosedError: The store is closed.
+        """
+
+    def restore(
+        self,
+        keys: _Keys,
+        region: _Memory | Mapping[str, _Memory],
+        slots: _Integers | Mapping[str, _Integers],
+        *,
+        timeout: float | None = None,
+    ) -> RestoreReport:
+        """Restores pages, each one exact or reported missing.
+
+        Args:
+            keys: One key for each page, as for `backup`; in any order.
+            region: As for `backup`, writable. Written in the slots named, and nowhere else.
+            slots: The slot of each page, `[pages]`, none twice; -1 for a page of which nothing is wanted from
+                the pool. A dict by pool name where the view has several.
+            timeout: Seconds; reads not started by then are not started, and their pages are "late". 0 or less
+                starts none. None waits as long as it takes.
+
+        Raises:
+            GeometryError: Sizes or slots do not fit, or the memory is not contiguous or not writable.
+            ConfigError: A key is no digest, a pool is missing or unknown, or the timeout is not a number.
+            StoreClosedError: The store is closed.
+        """
+
+    def clear(self) -> int:
+        """Forgets everything stored in the namespace up to now, for all processes.
+
+        Returns:
+            The number of objects that this view knew.
+
+        Raises:
+            UnsupportedError: The store is open for reading only.
+            StoreIOError: The system said no.
+            StoreClosedError: The store is closed.
+        """
+
+    @property
+    def namespace(self) -> Namespace:
+        """The namespace."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of the namespace, as 32 hex digits."""
+
+    @property
+    def pool_names(self) -> list[str]:
+        """Names of the pools, in the order in which they were given."""
+
+    @property
+    def page_bytes(self) -> dict[str, int]:
+        """Bytes of one page of each pool, by pool name."""
+
+    @property
+    def indexed_objects(self) -> int:
+        """Objects that the index of this namespace holds."""
+
+@final
+class Store:
+    """An open root of pages. May be shared by threads; a forked child opens its own.
+
+    As a context manager it closes itself at the end.
+    """
+
+    @staticmethod
+    def open(
+        path: str | PathLike[str],
+        capacity: int | str | None = None,
+        *,
+        read_only: bool = False,
+        io_mode: str = "auto",
+        io_threads: int | None = None,
+        durable: bool = False,
+        verify: bool = True,
+    ) -> Store:
+        """Opens the root at `path`, made now if there is none.
+
+        Args:
+            path: Folder of the root, on a local file system.
+            capacity: Budget of a new root: bytes, or text such as "500GiB" (2^30) or "500GB" (10^9), at least
+                16 MiB. An existing root keeps its own. None for half of the free space.
+            read_only: Whether to open what exists and write nothing at all.
+            io_mode: "auto", "buffered" (through the page cache) or "direct" (past it, where that works).
+            io_threads: Threads for payload I/O and checksums, 1 to 256; None for two for each core, 4 to 16.
+            durable: Whether each batch is synced to the disk before it is published.
+            verify: Whether every restored byte is checked.
+
+        Raises:
+            ConfigError: A bad option, or a folder with other things in it.
+            UnsupportedError: A file system or link that is not safe.
+            FormatVersionError: A root in a newer format.
+            StoreIOError: The system said no.
+        """
+
+    def view(
+        self,
+        namespace: Namespace,
+        pools: Pool | PoolView | Sequence[PoolView],
+        *,
+        tile: Tile | None = None,
+        layout: str | None = None,
+        codec: str = "none",
+    ) -> View:
+        """Opens a view: what one rank of one deployment stores and asks for.
+
+        Args:
+            namespace: What must be equal for bytes to be interchangeable.
+            pools: The pools, or one `Pool` alone with `tile` and `layout` beside it.
+            tile: What this rank holds of each page of the one pool.
+            layout: Order of the rows in host memory of the one pool; None for "page_first".
+            codec: For new pages: "none", "zstd" or "zstd:LEVEL" with a level of 1 to 22. Pages of every codec
+                are read.
+
+        Raises:
+            GeometryError: A tile outside the page, a size that differs from the engine's, or a page that is
+                too large.
+            NamespaceError: The namespace or a pool differs from what the store has under its fingerprint.
+            ConfigError: No pool, a pool twice, or an unknown layout or codec.
+            StoreIOError: The system said no.
+            StoreClosedError: The store is closed.
+        """
+
+    @property
+    def path(self) -> Path:
+        """Folder of the root."""
+
+    def stats(self) -> dict[str, Any]:
+        """Returns what the store is and did.
+
+        Returns:
+            `path` (str), `capacity_bytes` and `used_bytes` of the root (int), `io` in words (str), `process`,
+            the identity of this process in the root (str), and `counters`, a dict of this process's totals by
+            name.
+        """
+
+    def close(self) -> None:
+        """Seals what was written and ends this process for the others.
+
+        Later calls raise StoreClosedError. Closing twice is fine.
+        """
+
+    def __enter__(self) -> Store: ...
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+        /,
+    ) -> None: ...
+
+def _error_kinds() -> list[str]:
+    """Returns the names of all kinds of errors."""
+
+def _run_tool(args: Sequence[str]) -> int:
+    """Runs the store tool.
+
+    Args:
+        args: A command line, program name first.
+
+    Returns:
+        The exit code.
+    """
