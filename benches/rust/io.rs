@@ -46,7 +46,11 @@ pub fn run() {
     }
     let pages = format!("{PAGES} pages of {PAGE_BYTES} bytes, warm page cache, codec none");
     println!("RESULT: io: {pages}");
-    println!("RESULT: io: plain pwritev {} GB/s, preadv {} GB/s", Spread::of(plain_writes), Spread::of(plain_reads));
+    println!(
+        "RESULT: io: plain pwritev {} GB/s, preadv {} GB/s",
+        Spread::of(plain_writes),
+        Spread::of(plain_reads)
+    );
     println!("RESULT: io: backup {} GB/s, verified restore {} GB/s", Spread::of(writes), Spread::of(reads));
     println!("RESULT: io: backup + restore against the plain loops: {} x (bar 0.7)", Spread::of(ratios));
 }

@@ -603,7 +603,7 @@ class BackupReport:
 
     @property
     def outcomes(self) -> list[str]:
-        """What became of each page: "stored", "present", "refused" or "error"."""
+        """What became of each page: "stored", "present", "skipped" (no slot given), "refused" or "error"."""
 
     @property
     def raw_bytes(self) -> int:
@@ -634,7 +634,7 @@ class RestoreReport:
     def outcomes(self) -> list[str]:
         """What became of each page.
 
-        "restored": exact. "absent": not stored in a pool asked for. "evicted": removed while it was read.
+        "restored": exact. "skipped": no slot given. "absent": not stored in a pool asked for. "evicted": removed while it was read.
         "late": not started before the deadline. "error": the system could not read it. "foreign": its place
         held another page. "damaged": its bytes did not verify. The memory is defined for "restored" pages
         only.

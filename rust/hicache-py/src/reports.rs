@@ -68,8 +68,7 @@ trait Outcome: Copy + PartialEq + 'static {
 }
 
 impl Outcome for BackupOutcome {
-    const ALL: &'static [Self] =
-        &[BackupOutcome::Stored, BackupOutcome::Present, BackupOutcome::Refused, BackupOutcome::Error];
+    const ALL: &'static [Self] = &BackupOutcome::ALL;
 
     fn name(self) -> &'static str {
         BackupOutcome::name(self)
@@ -77,15 +76,7 @@ impl Outcome for BackupOutcome {
 }
 
 impl Outcome for RestoreOutcome {
-    const ALL: &'static [Self] = &[
-        RestoreOutcome::Restored,
-        RestoreOutcome::Absent,
-        RestoreOutcome::Evicted,
-        RestoreOutcome::Late,
-        RestoreOutcome::Error,
-        RestoreOutcome::Foreign,
-        RestoreOutcome::Damaged,
-    ];
+    const ALL: &'static [Self] = &RestoreOutcome::ALL;
 
     fn name(self) -> &'static str {
         RestoreOutcome::name(self)
@@ -218,7 +209,8 @@ impl PyRestoreReport {
     /// Whether every page asked for was restored.
     #[getter]
     fn all_restored(&self) -> bool {
-        self.report.outcomes.iter().all(|outcome| *outcome == RestoreOutcome::Restored)
+        use RestoreOutcome::{Restored, Skipped};
+        self.report.outcomes.iter().all(|outcome| matches!(outcome, Restored | Skipped))
     }
 
     /// Returns the number of pages with this outcome.

@@ -38,6 +38,8 @@ pub enum BackupOutcome {
     Stored,
     /// There already, in every pool given; nothing was written.
     Present,
+    /// Not given: no slot in any pool.
+    Skipped,
     /// No room, under the root's capacity or on the disk.
     Refused,
     /// The system could not write it.
@@ -45,11 +47,21 @@ pub enum BackupOutcome {
 }
 
 impl BackupOutcome {
+    /// Every outcome.
+    pub const ALL: [BackupOutcome; 5] = [
+        BackupOutcome::Stored,
+        BackupOutcome::Present,
+        BackupOutcome::Skipped,
+        BackupOutcome::Refused,
+        BackupOutcome::Error,
+    ];
+
     /// Name in Python and the tools.
     pub fn name(self) -> &'static str {
         match self {
             BackupOutcome::Stored => "stored",
             BackupOutcome::Present => "present",
+            BackupOutcome::Skipped => "skipped",
             BackupOutcome::Refused => "refused",
             BackupOutcome::Error => "error",
         }
@@ -110,8 +122,10 @@ impl View {
         refuse_repeated(keys)?;
         self.refresh();
         let missing = self.missing(keys, &memory);
+        let is_given = |page| memory.iter().any(|memory| memory.slots[page] >= 0);
+        let outcome = |page| if is_given(page) { BackupOutcome::Present } else { BackupOutcome::Skipped };
         let mut report = BackupReport {
-            outcomes: vec![BackupOutcome::Present; keys.len()],
+            outcomes: (0..keys.len()).map(outcome).collect(),
             raw_bytes: 0,
             stored_bytes: 0,
             reason: None,

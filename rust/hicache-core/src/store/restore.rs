@@ -26,6 +26,8 @@ use crate::store::view::{BoundMemory, PoolMemory, View};
 pub enum RestoreOutcome {
     /// Every byte asked for is there, and exact.
     Restored,
+    /// Not asked for: no slot in any pool.
+    Skipped,
     /// Not stored, in one of the pools asked for.
     Absent,
     /// Removed while it was read.
@@ -41,8 +43,10 @@ pub enum RestoreOutcome {
 }
 
 impl RestoreOutcome {
-    const ALL: [RestoreOutcome; 7] = [
+    /// Every outcome.
+    pub const ALL: [RestoreOutcome; 8] = [
         RestoreOutcome::Restored,
+        RestoreOutcome::Skipped,
         RestoreOutcome::Absent,
         RestoreOutcome::Evicted,
         RestoreOutcome::Late,
@@ -55,6 +59,7 @@ impl RestoreOutcome {
     pub fn name(self) -> &'static str {
         match self {
             RestoreOutcome::Restored => "restored",
+            RestoreOutcome::Skipped => "skipped",
             RestoreOutcome::Absent => "absent",
             RestoreOutcome::Evicted => "evicted",
             RestoreOutcome::Late => "late",
@@ -64,8 +69,9 @@ impl RestoreOutcome {
         }
     }
 
-    fn counter(self) -> Counter {
-        match self {
+    fn counter(self) -> Option<Counter> {
+        Some(match self {
+            RestoreOutcome::Skipped => return None,
             RestoreOutcome::Restored => Counter::RestoreRestored,
             RestoreOutcome::Absent => Counter::RestoreAbsent,
             RestoreOutcome::Evicted => Counter::RestoreEvicted,
@@ -73,7 +79,7 @@ impl RestoreOutcome {
             RestoreOutcome::Error => Counter::RestoreError,
             RestoreOutcome::Foreign => Counter::RestoreForeign,
             RestoreOutcome::Damaged => Counter::RestoreDamaged,
-        }
+        })
     }
 }
 
@@ -161,7 +167,10 @@ impl View {
         self.inner.check_open()?;
         let memory = self.bind(memory, keys.len(), true)?;
         self.refresh();
-        let mut outcomes = vec![RestoreOutcome::Restored; keys.len()];
+        let is_asked_for = |page| memory.iter().any(|memory| memory.slots[page] >= 0);
+        let outcome =
+            |page| if is_asked_for(page) { RestoreOutcome::Restored } else { RestoreOutcome::Skipped };
+        let mut outcomes: Vec<RestoreOutcome> = (0..keys.len()).map(outcome).collect();
         let parts = self.locate(keys, &memory, &mut outcomes)?;
         let all: Vec<&Part> = parts.iter().collect();
         self.read(&all, keys, &memory, options);
@@ -518,7 +527,9 @@ impl View {
         let counters = &self.inner.counters;
         for outcome in RestoreOutcome::ALL {
             let pages = report.outcomes.iter().filter(|&&have| have == outcome).count();
-            counters.add(outcome.counter(), pages as u64);
+            if let Some(counter) = outcome.counter() {
+                counters.add(counter, pages as u64);
+            }
         }
         counters.add(Counter::RestoreBytes, report.bytes);
         self.inner.leave_counters(false);

@@ -32,7 +32,7 @@ pub fn open(
             )));
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            std::fs::create_dir_all(root).map_err(|error| Error::io("cannot create", root, error))?;
+            make_root(root)?;
         }
         Err(error) => return Err(Error::io("cannot open", root, error)),
     }
@@ -78,6 +78,23 @@ pub fn open(
             paths.description().display()
         ))
     })
+}
+
+/// Makes the root's own folder, and no other: a mistyped path, or a disk that is not mounted, is no place for it.
+fn make_root(root: &Path) -> Result<()> {
+    match std::fs::create_dir(root) {
+        Ok(()) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let parent = root.parent().unwrap_or(root);
+            Err(Error::config(format!(
+                "expected the folder {} to exist, found nothing there: it is not made for {}",
+                parent.display(),
+                root.display()
+            )))
+        }
+        Err(error) => Err(Error::io("cannot create", root, error)),
+    }
 }
 
 /// Reads `root.json`; `None` when it is missing or damaged.
