@@ -1,5 +1,6 @@
 //! Integration tests, one promise a module.
 
+mod cli;
 mod identity;
 mod key_vectors;
 mod layouts;

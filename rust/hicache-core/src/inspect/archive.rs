@@ -56,10 +56,24 @@ fn export_run(
     let file_bytes = segment.metadata()?.len();
     let directory = recover::read_directory(&segment, first.run.directory_offset, file_bytes);
     let header_of = directory.and_then(|directory| {
-        let offset = first.run.entries_offset - first.run.directory_offset;
+        let offset = first.run.entries_offset.checked_sub(first.run.directory_offset)?;
         directory.runs.into_iter().find(|run| run.entries_offset == offset).map(|run| run.run)
     });
-    let Some(header) = header_of else {
+    // Entries are whole or not each by itself: without the header, only what comes before the run is unknown.
+    let from_journal = || {
+        let pool_bytes = namespace.pools.get(&first.form.pool)?.canonical_bytes();
+        let (form, depth, parent) = (*first.form, first.run.depth, Parent::Unknown);
+        Some(Run {
+            form,
+            pool_bytes,
+            payload_offset: 0,
+            payload_bytes: 0,
+            parent,
+            depth,
+            entries: Vec::new(),
+        })
+    };
+    let Some(header) = header_of.or_else(from_journal) else {
         report.damaged += lost;
         return Ok(());
     };

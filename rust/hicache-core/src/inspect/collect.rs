@@ -8,13 +8,14 @@ use hicache_sys::file::{self, Access};
 use crate::format::frame::{self, Frame, FrameKind, Location};
 use crate::format::root::{RootDescription, RootFile, decode_generation};
 use crate::format::{ProcessId, SegmentId};
-use crate::inspect::{NamespaceScan, Problem, ProcessScan, RootScan, RunScan, SegmentScan};
+use crate::inspect::ProblemKind::{Damaged, Foreign, LeftBehind, Missing, Unreadable};
+use crate::inspect::{NamespaceScan, Problem, ProblemKind, ProcessScan, RootScan, RunScan, SegmentScan};
 use crate::namespace::{Fingerprint, Namespace};
 use crate::pool::Pool;
 use crate::store::counters::Counter;
 use crate::store::paths::{Paths, parse_journal_name};
 use crate::store::recover::{self, KnownUnits};
-use crate::store::root::{list, read_file, used_bytes};
+use crate::store::root::{read_file, used_bytes};
 use crate::store::tail::{TailReport, is_alive, read_frames};
 use crate::{Error, Result};
 
@@ -78,8 +79,39 @@ impl Collector {
         })
     }
 
-    fn problem(&mut self, path: &Path, message: impl Into<String>) {
-        self.scan.problems.push(Problem { path: path.to_owned(), message: message.into() });
+    fn problem(&mut self, kind: ProblemKind, path: &Path, message: impl Into<String>) {
+        self.scan.problems.push(Problem { kind, path: path.to_owned(), message: message.into() });
+    }
+
+    fn unreadable(&mut self, path: &Path, what: &str, error: &std::io::Error) {
+        let kind = if error.kind() == std::io::ErrorKind::NotFound { Missing } else { Unreadable };
+        self.problem(kind, path, format!("{what}: {error}"));
+    }
+
+    /// A file under no name of the store: a temporary one of a process, or somebody else's.
+    fn other(&mut self, path: &Path) {
+        let name = path.file_name().and_then(std::ffi::OsStr::to_str).unwrap_or_default();
+        let owner = name.strip_prefix("tmp-").and_then(|rest| rest.split_once('-'));
+        match owner.and_then(|(owner, _)| owner.parse::<ProcessId>().ok()) {
+            Some(owner) if is_alive(&self.paths, owner) => {}
+            Some(_) => self.problem(LeftBehind, path, "left behind by a process that was killed"),
+            None => self.problem(Foreign, path, "not a file of the store"),
+        }
+    }
+
+    /// Names in a folder, sorted, of whatever bytes; a problem when it cannot be read.
+    fn list(&mut self, folder: &Path) -> Vec<std::ffi::OsString> {
+        match std::fs::read_dir(folder) {
+            Ok(entries) => {
+                let mut names: Vec<_> = entries.flatten().map(|entry| entry.file_name()).collect();
+                names.sort();
+                names
+            }
+            Err(error) => {
+                self.unreadable(folder, "cannot list", &error);
+                Vec::new()
+            }
+        }
     }
 
     fn read_description(&mut self) -> Result<()> {
@@ -87,13 +119,13 @@ impl Collector {
         match read_file(&path, MAX_WORDS_BYTES) {
             Ok(bytes) => match RootDescription::decode(&bytes)? {
                 RootFile::Whole(description) => self.scan.description = Some(description),
-                RootFile::Damaged(why) => self.problem(&path, format!("damaged: {why}")),
+                RootFile::Damaged(why) => self.problem(Damaged, &path, format!("damaged: {why}")),
             },
-            Err(error) => self.problem(&path, format!("cannot read: {error}")),
+            Err(error) => self.unreadable(&path, "cannot read", &error),
         }
-        for name in list(&self.paths.root) {
-            if !["root.json", "ns", "journal", "lost+found"].contains(&name.as_str()) {
-                self.problem(&self.paths.root.join(&name), "not a file of the store");
+        for name in self.list(&self.paths.root.clone()) {
+            if ["root.json", "ns", "journal", "lost+found"].iter().all(|own| name != *own) {
+                self.other(&self.paths.root.join(&name));
             }
         }
         Ok(())
@@ -101,38 +133,37 @@ impl Collector {
 
     fn read_namespaces(&mut self) {
         let folder = self.paths.namespaces();
-        if let Err(error) = std::fs::read_dir(&folder) {
-            self.problem(&folder, format!("cannot list: {error}"));
-        }
-        for name in list(&folder) {
+        for name in self.list(&folder) {
             let path = folder.join(&name);
             let is_folder = std::fs::symlink_metadata(&path).is_ok_and(|metadata| metadata.is_dir());
-            match name.parse::<Fingerprint>() {
-                Ok(fingerprint) if is_folder && fingerprint.to_string() == name => {
+            match name.to_str().map(str::parse::<Fingerprint>) {
+                Some(Ok(fingerprint)) if is_folder && name == *fingerprint.to_string() => {
                     let namespace = self.read_namespace(fingerprint, &path);
                     self.namespaces.insert(fingerprint, namespace);
                 }
-                _ => self.problem(&path, "not a namespace folder"),
+                _ => self.problem(Foreign, &path, "not a namespace folder"),
             }
         }
     }
 
     fn read_namespace(&mut self, fingerprint: Fingerprint, folder: &Path) -> NamespaceScan {
         let mut found = NamespaceScan::new(fingerprint, folder.to_owned());
-        if let Err(error) = std::fs::read_dir(folder) {
-            self.problem(folder, format!("cannot list: {error}"));
-        }
-        for name in list(folder) {
+        for name in self.list(folder) {
             let path = folder.join(&name);
-            if let Some(segment) = SegmentId::from_file_name(&name) {
+            let name = name.to_str().unwrap_or_default();
+            if let Some(segment) = SegmentId::from_file_name(name) {
                 self.read_segment(&mut found, segment, &path);
             } else if name == "manifest.json" {
                 match words(&path, Namespace::from_json) {
                     Ok(namespace) if namespace.fingerprint() == fingerprint => {
                         found.namespace = Some(namespace)
                     }
-                    Ok(_) => self.problem(&path, "describes another namespace than its folder's name says"),
-                    Err(why) => self.problem(&path, why),
+                    Ok(_) => self.problem(
+                        Damaged,
+                        &path,
+                        "describes another namespace than its folder's name says",
+                    ),
+                    Err((kind, why)) => self.problem(kind, &path, why),
                 }
             } else if let Some(pool) = name.strip_prefix("pool-").and_then(|name| name.strip_suffix(".json"))
             {
@@ -140,22 +171,21 @@ impl Collector {
                     Ok(found_pool) if found_pool.fingerprint().to_string() == pool => {
                         found.pools.insert(found_pool.fingerprint(), found_pool);
                     }
-                    Ok(_) => self.problem(&path, "describes another pool than its name says"),
-                    Err(why) => self.problem(&path, why),
+                    Ok(_) => self.problem(Damaged, &path, "describes another pool than its name says"),
+                    Err((kind, why)) => self.problem(kind, &path, why),
                 }
             } else if name == "generation" {
                 match read_file(&path, MAX_WORDS_BYTES).ok().and_then(|bytes| decode_generation(&bytes)) {
                     Some(generation) => found.generation = generation,
-                    None => self.problem(&path, "damaged"),
+                    None => self.problem(Damaged, &path, "damaged"),
                 }
-            } else if name.starts_with("tmp-") {
-                self.problem(&path, "left behind by a process that was killed");
             } else if name != "generation.lock" {
-                self.problem(&path, "not a file of the store");
+                self.other(&path);
             }
         }
-        if !folder.join("manifest.json").exists() {
-            self.problem(&folder.join("manifest.json"), "missing; the segments say the same");
+        // A folder without segments is being made, or its maker was killed on the way.
+        if !folder.join("manifest.json").exists() && !found.segments.is_empty() {
+            self.problem(Missing, &folder.join("manifest.json"), "missing; the segments say the same");
         }
         found
     }
@@ -169,7 +199,9 @@ impl Collector {
         });
         let (file, metadata) = match opened {
             Ok(opened) => opened,
-            Err(error) => return self.problem(path, format!("cannot open: {error}")),
+            // `clear` took it away since the folder was listed.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return,
+            Err(error) => return self.unreadable(path, "cannot open", &error),
         };
         let header = recover::read_header(&file);
         match &header {
@@ -185,9 +217,12 @@ impl Collector {
                     header.segment,
                     header.namespace.fingerprint()
                 );
-                self.problem(path, message);
+                self.problem(Damaged, path, message);
             }
-            Err(damage) => self.problem(path, damage.to_string()),
+            // The header is written after the file is made.
+            Err(_) if metadata.len() == 0 && alive => {}
+            Err(_) if metadata.len() == 0 => self.problem(LeftBehind, path, "empty: its writer was killed"),
+            Err(damage) => self.problem(Damaged, path, damage.to_string()),
         }
         let seal = recover::read_seal(&file, metadata.len());
         found.segments.push(SegmentScan {
@@ -212,16 +247,14 @@ impl Collector {
 
     fn read_journals(&mut self) {
         let folder = self.paths.journals();
-        if let Err(error) = std::fs::read_dir(&folder) {
-            self.problem(&folder, format!("cannot list: {error}"));
-        }
-        for name in list(&folder) {
+        for name in self.list(&folder) {
             let path = folder.join(&name);
-            if let Some((process, _)) = parse_journal_name(&name) {
+            let name = name.to_str().unwrap_or_default();
+            if let Some((process, _)) = parse_journal_name(name) {
                 let alive = is_alive(&self.paths, process);
                 self.read_journal(process, alive, &path);
             } else if name.strip_suffix(".lock").is_none_or(|process| process.parse::<ProcessId>().is_err()) {
-                self.problem(&path, "not a file of the store");
+                self.other(&path);
             }
         }
     }
@@ -235,21 +268,17 @@ impl Collector {
             Ok((len, position, report))
         });
         match read {
-            Err(error) => self.problem(path, format!("cannot read: {error}")),
+            Err(error) => self.unreadable(path, "cannot read", &error),
             Ok((len, position, report)) => {
                 self.process(process, alive).journal_bytes += len;
                 if report.damaged_stretches > 0 {
-                    self.problem(
-                        path,
-                        format!("{} damaged stretches, passed over", report.damaged_stretches),
-                    );
+                    let message = format!("{} damaged stretches, passed over", report.damaged_stretches);
+                    self.problem(Damaged, path, message);
                 }
                 if position < len && !alive {
                     let rest = len - position;
-                    self.problem(
-                        path,
-                        format!("the last {rest} bytes are no whole frame: torn by a kill, or damaged"),
-                    );
+                    let message = format!("the last {rest} bytes are no whole frame: its writer was killed");
+                    self.problem(LeftBehind, path, message);
                 }
             }
         }
@@ -298,7 +327,11 @@ impl Collector {
             let segments: Vec<SegmentScan> = namespace.segments.clone();
             let there: HashSet<SegmentId> = segments.iter().map(|segment| segment.segment).collect();
             for id in known.keys().filter(|id| !there.contains(id)) {
-                missing.push((namespace.segment_path(*id), namespace.runs_lost(*id)));
+                let path = namespace.segment_path(*id);
+                // A live writer may have made it since the folder was listed.
+                if std::fs::symlink_metadata(&path).is_err() {
+                    missing.push((path, namespace.runs_lost(*id)));
+                }
             }
             for segment in segments {
                 let known = known.entry(segment.segment).or_default();
@@ -322,7 +355,7 @@ impl Collector {
             }
         }
         for (path, pages) in missing.into_iter().filter(|(_, pages)| *pages > 0) {
-            self.problem(&path, format!("missing, with {pages} objects that were stored in it"));
+            self.problem(Missing, &path, format!("missing, with {pages} objects that were stored in it"));
         }
     }
 
@@ -330,7 +363,8 @@ impl Collector {
         let processes: Vec<ProcessScan> = self.processes.into_values().collect();
         for process in &processes {
             for (&counter, value) in &process.counters {
-                *self.scan.counters.entry(counter).or_default() += value;
+                let total = self.scan.counters.entry(counter).or_default();
+                *total = total.saturating_add(*value);
             }
         }
         self.scan.processes = processes;
@@ -381,8 +415,12 @@ impl NamespaceScan {
 }
 
 /// Reads a file in words.
-fn words<T>(path: &Path, parse: impl Fn(&serde_json::Value) -> Result<T>) -> std::result::Result<T, String> {
-    let bytes = read_file(path, MAX_WORDS_BYTES).map_err(|error| format!("cannot read: {error}"))?;
-    let value = serde_json::from_slice(&bytes).map_err(|error| format!("damaged: {error}"))?;
-    parse(&value).map_err(|error| format!("damaged: {error}"))
+fn words<T>(
+    path: &Path,
+    parse: impl Fn(&serde_json::Value) -> Result<T>,
+) -> std::result::Result<T, (ProblemKind, String)> {
+    let bytes =
+        read_file(path, MAX_WORDS_BYTES).map_err(|error| (Unreadable, format!("cannot read: {error}")))?;
+    let value = serde_json::from_slice(&bytes).map_err(|error| (Damaged, format!("damaged: {error}")))?;
+    parse(&value).map_err(|error| (Damaged, format!("damaged: {error}")))
 }

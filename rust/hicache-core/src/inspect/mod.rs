@@ -23,9 +23,44 @@ use crate::namespace::{Fingerprint, Namespace};
 use crate::pool::Pool;
 use crate::store::counters::Counter;
 
+/// What sort of thing is not as it should be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ProblemKind {
+    /// Bytes that should be whole are not.
+    Damaged,
+    /// A file of the store is not there.
+    Missing,
+    /// The system could not read it.
+    Unreadable,
+    /// Not of the store; it is left alone.
+    Foreign,
+    /// The trace of a process that was killed. Nothing that was published is lost by it.
+    LeftBehind,
+}
+
+impl ProblemKind {
+    /// Name in the tools.
+    pub fn name(self) -> &'static str {
+        match self {
+            ProblemKind::Damaged => "damaged",
+            ProblemKind::Missing => "missing",
+            ProblemKind::Unreadable => "unreadable",
+            ProblemKind::Foreign => "foreign",
+            ProblemKind::LeftBehind => "left_behind",
+        }
+    }
+
+    /// Whether somebody should look at it: a killed process alone is no reason.
+    pub fn is_alarming(self) -> bool {
+        self != ProblemKind::LeftBehind
+    }
+}
+
 /// Something in the root that is not as it should be.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
+    /// What sort of thing.
+    pub kind: ProblemKind,
     /// The file or folder.
     pub path: PathBuf,
     /// What was expected and what was found.

@@ -82,7 +82,7 @@ impl ObjectRef<'_> {
 
     /// Offset of its directory entry in the segment.
     pub fn entry_offset(&self) -> u64 {
-        self.run.entries_offset + u64::from(self.ordinal) * Entry::encoded_bytes(self.form)
+        self.run.entries_offset.saturating_add(u64::from(self.ordinal) * Entry::encoded_bytes(self.form))
     }
 
     /// Pages before it in its sequence, if the writer knew.
@@ -133,7 +133,7 @@ impl ObjectRef<'_> {
             let (bytes, tail) = rest.split_at(block.stored_bytes as usize);
             rest = tail;
             if block_checksum(seed, index as u32, bytes) != block.checksum {
-                let at = offset + (stored.len() - tail.len() - bytes.len()) as u64;
+                let at = offset.saturating_add((stored.len() - tail.len() - bytes.len()) as u64);
                 let message =
                     format!("block {index} of {}, at byte {at}, does not verify", entry.blocks.len());
                 return Err(io::Error::new(io::ErrorKind::InvalidData, message));

@@ -26,6 +26,8 @@ pub struct ImportReport {
     pub present: u64,
     /// Objects in the archive that are not whole.
     pub damaged: u64,
+    /// Runs in the archive of which not even the number of objects is known.
+    pub damaged_runs: u64,
 }
 
 /// Takes archived units of one namespace into a root.
@@ -68,6 +70,7 @@ impl Importer {
                 self.state.fingerprint, directory.header.namespace
             )));
         }
+        self.report.damaged_runs += u64::from(directory.damaged_runs);
         for read in &directory.runs {
             self.run(payload, &directory, read)?;
         }

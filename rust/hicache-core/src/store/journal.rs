@@ -31,7 +31,8 @@ impl Journal {
     /// Takes the process's lock and starts its first journal.
     pub fn create(paths: &Paths, process: ProcessId) -> Result<Self> {
         let lock_path = paths.process_lock(process);
-        let lock = FileLock::try_exclusive(&lock_path)
+        // Whoever looks at the process just now holds a shared lock for a moment.
+        let lock = FileLock::exclusive_within(&lock_path, std::time::Duration::from_secs(1))
             .map_err(|error| Error::io("cannot lock", &lock_path, error))?
             .ok_or_else(|| Error::config(format!("process id {process} is in use")))?;
         let path = paths.journal(process, 0);

@@ -156,8 +156,8 @@ pub fn announce(directory: &Directory, mut each: impl FnMut(&AddUnit, &AddRun<'_
         };
         let add = AddRun {
             form: run.form,
-            entries_offset: header.directory_offset + read.entries_offset,
-            payload_offset: header.unit_offset + run.payload_offset,
+            entries_offset: header.directory_offset.saturating_add(read.entries_offset),
+            payload_offset: header.unit_offset.saturating_add(run.payload_offset),
             payload_bytes: run.payload_bytes,
             parent,
             depth,

@@ -18,7 +18,7 @@ use crate::store::landing::Landing;
 use crate::store::namespace_state::NamespaceState;
 use crate::store::notices::Level;
 use crate::tile::Tile;
-use crate::{Error, ErrorKind, Result};
+use crate::{Error, Result};
 
 /// One pool of a view.
 #[derive(Debug, Clone)]
@@ -186,25 +186,7 @@ impl View {
     /// # Errors
     /// `Closed`, `Unsupported` on a read-only store, `Io`.
     pub fn clear(&self) -> Result<usize> {
-        self.inner.check_open()?;
-        if self.inner.options.read_only {
-            return Err(Error::new(ErrorKind::Unsupported, "the store is open for reading only"));
-        }
-        self.refresh();
-        let (seen, objects) = {
-            let index = self.state.index();
-            (index.generation(), index.len())
-        };
-        self.inner
-            .announce()
-            .map_err(|error| Error::io("cannot write to", &self.inner.paths.journals(), error))?;
-        self.state.raise_generation(self.inner.process, seen)?;
-        if let Ok(Some(sealed)) = self.state.writer.close(&self.inner.transfers) {
-            self.inner.tell_sealed(self.state.fingerprint, &sealed);
-        }
-        self.refresh();
-        crate::store::clear::delete_old_segments(&self.inner, &self.state);
-        Ok(objects)
+        crate::store::clear::clear(&self.inner, &self.state)
     }
 
     pub(crate) fn say(&self, kind: FrameKind, records: u32, body: &[u8]) -> std::io::Result<()> {
