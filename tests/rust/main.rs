@@ -1,5 +1,6 @@
 //! Integration tests, one promise a module.
 
+mod hostile_store;
 mod identity;
 mod key_vectors;
 mod layouts;
