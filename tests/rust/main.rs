@@ -2,6 +2,7 @@
 
 mod hostile_store;
 mod identity;
+mod io_faults;
 mod key_vectors;
 mod layouts;
 mod plans;
