@@ -1,10 +1,12 @@
 //! Integration tests, one promise a module.
 
+mod conversions;
 mod hostile_store;
 mod identity;
 mod io_faults;
 mod key_vectors;
 mod layouts;
+mod namespaces;
 mod plans;
 mod store_round_trip;
 mod support;
