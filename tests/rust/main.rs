@@ -8,6 +8,7 @@ mod key_vectors;
 mod layouts;
 mod namespaces;
 mod plans;
+mod readiness;
 mod store_round_trip;
 mod support;
 mod tiles;
