@@ -1,5 +1,6 @@
 //! Integration tests, one promise a module.
 
+mod bad_input;
 mod conversions;
 mod hostile_store;
 mod identity;
