@@ -407,10 +407,10 @@ fn an_element_type_named_twice_is_named_once() {
 #[test]
 fn hit_policies_count_at_least_one_page() {
     let block = |block_pages, group_pages| HitPolicy::BlockGroups { block_pages, group_pages };
-    for good in [HitPolicy::AllPages, HitPolicy::TrailingPages(1), block(1, 4)] {
+    for good in [HitPolicy::AllPages, HitPolicy::TrailingPages(1), block(4, 1), block(4, 4)] {
         good.validate().unwrap();
     }
-    for bad in [HitPolicy::TrailingPages(0), block(0, 1), block(1, 0)] {
+    for bad in [HitPolicy::TrailingPages(0), block(0, 1), block(1, 0), block(4, 5)] {
         assert_eq!(bad.validate().unwrap_err().kind(), ErrorKind::Config);
     }
 }

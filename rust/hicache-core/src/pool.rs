@@ -461,7 +461,7 @@ pub enum HitPolicy {
     BlockGroups {
         /// Pages of one block.
         block_pages: u32,
-        /// Pages of one group.
+        /// Pages of one group: the last ones of a block.
         group_pages: u32,
     },
 }
@@ -471,13 +471,18 @@ impl HitPolicy {
     ///
     /// # Errors
     ///
-    /// `Config` where a number of pages is 0.
+    /// `Config` where a number of pages is 0, or a group is larger than its block.
     pub fn validate(&self) -> Result<()> {
         match *self {
             HitPolicy::TrailingPages(0)
             | HitPolicy::BlockGroups { block_pages: 0, .. }
             | HitPolicy::BlockGroups { group_pages: 0, .. } => {
                 Err(Error::config(format!("hit policy {self} counts 0 pages, expected at least 1")))
+            }
+            HitPolicy::BlockGroups { block_pages, group_pages } if group_pages > block_pages => {
+                Err(Error::config(format!(
+                    "hit policy {self}: expected a group of at most the {block_pages} pages of its block, found {group_pages}"
+                )))
             }
             _ => Ok(()),
         }

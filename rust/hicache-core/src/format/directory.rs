@@ -255,19 +255,27 @@ pub fn decode(bytes: &[u8]) -> Result<Directory, Damage> {
     if header.directory_bytes != bytes.len() as u64 {
         return Err(Damage::at("directory length", 0));
     }
-    let mut directory = Directory { header, runs: Vec::with_capacity(offsets.len()), damaged_runs: 0 };
-    for offset in offsets {
-        match decode_run(&header.namespace, bytes, offset) {
-            Ok(run) => directory.runs.push(run),
-            Err(_) => directory.damaged_runs += 1,
+    let mut directory = Directory { header, runs: Vec::new(), damaged_runs: 0 };
+    // Each run ends where the next one starts. No two share bytes, so that all are no more than what was read.
+    let ends = offsets.iter().skip(1).copied().chain([header.directory_bytes]);
+    let mut free_from = 0;
+    for (&offset, end) in offsets.iter().zip(ends) {
+        let is_apart = offset >= free_from;
+        match decode_run(&header.namespace, bytes, offset, end) {
+            Ok(run) if is_apart => {
+                directory.runs.push(run);
+                free_from = end;
+            }
+            _ => directory.damaged_runs += 1,
         }
     }
     Ok(directory)
 }
 
-fn decode_run(namespace: &Fingerprint, bytes: &[u8], offset: u64) -> Result<ReadRun, Damage> {
-    let start = usize::try_from(offset).ok().filter(|&start| start <= bytes.len());
-    let mut input = Decoder::new("run header", &bytes[start.ok_or(Damage::at("run offset", offset))?..]);
+fn decode_run(namespace: &Fingerprint, bytes: &[u8], offset: u64, end: u64) -> Result<ReadRun, Damage> {
+    let range = usize::try_from(offset).ok().zip(usize::try_from(end).ok());
+    let bytes = range.and_then(|(start, end)| bytes.get(start..end));
+    let mut input = Decoder::new("run header", bytes.ok_or(Damage::at("run offset", offset))?);
     let magic = input.u32()?;
     input.expect(magic == RUN_MAGIC)?;
     let entry_count = u64::from(input.u32()?);

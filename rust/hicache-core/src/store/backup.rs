@@ -15,7 +15,7 @@ use crate::format::form::Form;
 use crate::format::frame::short_key;
 use crate::key::PageKey;
 use crate::store::counters::Counter;
-use crate::store::index::MAX_RUN_PAGES;
+use crate::store::index::{MAX_RUN_PAGES, UNNAMED};
 use crate::store::io::{Write, gather};
 use crate::store::landing::Landing;
 use crate::store::notices::Level;
@@ -119,7 +119,7 @@ impl View {
             return Err(Error::config("expected no parent at depth 0, found one"));
         }
         let memory = self.bind(memory, keys.len(), false)?;
-        refuse_repeated(keys)?;
+        refuse_unusable(keys)?;
         self.refresh();
         let missing = self.missing(keys, &memory);
         let is_given = |page| memory.iter().any(|memory| memory.slots[page] >= 0);
@@ -494,9 +494,15 @@ fn set(outcomes: &mut [BackupOutcome], missing: &[Vec<bool>], pages: Range<usize
     }
 }
 
-fn refuse_repeated(keys: &[PageKey]) -> Result<()> {
+/// Keys that come twice, and those that stand for a damaged entry in the index.
+fn refuse_unusable(keys: &[PageKey]) -> Result<()> {
     let mut seen = std::collections::HashMap::with_capacity(keys.len());
     for (page, key) in keys.iter().enumerate() {
+        if short_key(key) == UNNAMED {
+            return Err(Error::config(format!(
+                "expected digests as keys, found one that starts with 16 zero bytes at page {page}"
+            )));
+        }
         if let Some(first) = seen.insert(key, page) {
             return Err(Error::config(format!(
                 "expected keys of one chain, found the key of page {first} again at page {page}"

@@ -136,7 +136,12 @@ impl Index {
             if *key == UNNAMED {
                 continue;
             }
-            if !self.gone.is_empty() && self.gone.contains_key(&location) {
+            if !self.gone.is_empty()
+                && let Some(&reason) = self.gone.get(&location)
+            {
+                if reason != Reason::Evicted {
+                    self.quarantined.insert(*key, reason);
+                }
                 continue;
             }
             if !self.quarantined.is_empty() {

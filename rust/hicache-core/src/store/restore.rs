@@ -173,14 +173,15 @@ impl View {
         let mut outcomes: Vec<RestoreOutcome> = (0..keys.len()).map(outcome).collect();
         let parts = self.locate(keys, &memory, &mut outcomes)?;
         let all: Vec<&Part> = parts.iter().collect();
-        self.read(&all, keys, &memory, options);
+        self.read(&all, keys, &memory, options, Grouping::Neighbours);
         self.look_again(&all, keys);
         let failed: Vec<&Part> = parts.iter().filter(|part| part.has_failed()).collect();
         if !failed.is_empty() {
             for part in &failed {
                 part.state.store(0, Ordering::Release);
             }
-            self.read(&failed, keys, &memory, options);
+            // A read that failed may have been one for many pages: each is asked for by itself now.
+            self.read(&failed, keys, &memory, options, Grouping::Single);
             self.look_again(&failed, keys);
             self.quarantine(&failed, keys);
         }
@@ -240,10 +241,17 @@ impl View {
     }
 
     /// Reads and verifies the parts.
-    fn read(&self, parts: &[&Part], keys: &[PageKey], memory: &[BoundMemory<'_>], options: RestoreOptions) {
+    fn read(
+        &self,
+        parts: &[&Part],
+        keys: &[PageKey],
+        memory: &[BoundMemory<'_>],
+        options: RestoreOptions,
+        grouping: Grouping,
+    ) {
         let files = self.files(parts);
         let entries = self.read_entries(parts, keys, &files, options);
-        let chunks = chunks(parts, &entries);
+        let chunks = chunks(parts, &entries, grouping);
         let mut reads = Vec::with_capacity(chunks.len());
         for chunk in &chunks {
             let (first, last) = (chunk.parts.start, chunk.parts.end - 1);
@@ -536,6 +544,15 @@ impl View {
     }
 }
 
+/// How many pages one request reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Grouping {
+    /// As many as lie behind each other.
+    Neighbours,
+    /// One.
+    Single,
+}
+
 /// Neighbouring parts read with one request: of all of them the blocks `blocks`.
 struct Chunk {
     parts: Range<usize>,
@@ -543,7 +560,7 @@ struct Chunk {
 }
 
 /// Cuts the parts whose entries are known into chunks.
-fn chunks(parts: &[&Part], entries: &[OnceLock<Entry>]) -> Vec<Chunk> {
+fn chunks(parts: &[&Part], entries: &[OnceLock<Entry>], grouping: Grouping) -> Vec<Chunk> {
     let mut chunks = Vec::new();
     let mut first = 0;
     while first < parts.len() {
@@ -552,7 +569,7 @@ fn chunks(parts: &[&Part], entries: &[OnceLock<Entry>]) -> Vec<Chunk> {
             first = end;
             continue;
         }
-        while end < parts.len() && continues(parts, entries, end) {
+        while grouping == Grouping::Neighbours && end < parts.len() && continues(parts, entries, end) {
             end += 1;
         }
         let (form, blocks) = (&parts[first].form, &parts[first].landing.blocks);
