@@ -197,6 +197,9 @@ fn places_that_hold_no_store_are_refused() {
     refused(folder.path(), ErrorKind::Config, &["expected a store", "found nothing"], || {
         Store::open(&path("missing"), read_only())
     });
+    refused(folder.path(), ErrorKind::Config, &["expected the folder", "not made for"], || {
+        Store::open(&path("missing/root"), options())
+    });
     // What a new file system or a killed process leaves is not foreign.
     std::fs::create_dir_all(path("fresh").join("lost+found")).unwrap();
     std::fs::write(path("fresh").join(format!("tmp-{}-0", "00".repeat(16))), "").unwrap();

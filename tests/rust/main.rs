@@ -3,6 +3,7 @@
 mod bad_input;
 mod cli;
 mod conversions;
+mod format_golden;
 mod hostile_store;
 mod identity;
 mod io_faults;

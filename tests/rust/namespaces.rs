@@ -133,6 +133,7 @@ fn longest_component(root: &Path) -> usize {
 fn case_d27_no_two_names_share_a_folder_and_none_leaves_the_root() {
     let outer = tempfile::tempdir().unwrap();
     let root = outer.path().join("a").join("root");
+    std::fs::create_dir(outer.path().join("a")).unwrap();
     let names = [
         "a/b",
         "a-SEP-b",

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use hicache_core::store::counters::Counter;
 use hicache_core::store::io::IoCall;
 use hicache_core::{
-    BackupOutcome, Component, DType, ErrorKind, HitPolicy, LayoutName, Match, PageKey, Pool, PoolKind,
-    PoolMemory, RestoreOptions, RestoreOutcome, Store, View, ViewOptions, ViewPool,
+    BackupOutcome, ChainStart, Component, DType, ErrorKind, HitPolicy, LayoutName, Match, PageKey, Pool,
+    PoolKind, PoolMemory, RestoreOptions, RestoreOutcome, Store, View, ViewOptions, ViewPool,
 };
 
 use crate::support::{
@@ -486,4 +486,27 @@ fn optional_pools_never_limit_a_prefix() {
         assert_eq!(verdicts(&found), [("kv", 4), ("extra", 0)]);
         assert_eq!(found.legal(), [1, 2, 3, 4]);
     }
+}
+
+/// A page of which a call gives or wants nothing is neither there nor missing.
+#[test]
+fn a_page_without_a_slot_is_skipped() {
+    let root = tempfile::tempdir().unwrap();
+    let store = open(root.path());
+    let view = view(&store);
+    let (keys, bytes) = (keys("skipped", 3), page_bytes(1, 3 * 512));
+    let source = Memory::of(&bytes);
+    let start = ChainStart { parent: None, depth: Some(0) };
+    let report = view.backup(&keys, lend(&source, &[0, -1, 2]), start).unwrap();
+    assert_eq!(report.outcomes, [Stored, BackupOutcome::Skipped, Stored]);
+    assert_eq!(pages(&view, &keys), 1);
+    let target = Memory::canary(3 * 512);
+    let report = view.restore(&keys, lend(&target, &[-1, -1, 2]), RestoreOptions::default()).unwrap();
+    assert_eq!(report.outcomes, [RestoreOutcome::Skipped, RestoreOutcome::Skipped, Restored]);
+    assert_eq!(report.bytes, 512);
+    let landed = target.bytes();
+    assert!(landed[..1024].iter().all(|&byte| byte == CANARY) && landed[1024..] == bytes[1024..]);
+    assert_eq!(counter(&store, Counter::BackupStored), 2);
+    assert_eq!(counter(&store, Counter::RestoreRestored), 1);
+    assert_eq!(counter(&store, Counter::RestoreAbsent), 0);
 }

@@ -498,18 +498,18 @@ fn set(outcomes: &mut [BackupOutcome], missing: &[Vec<bool>], pages: Range<usize
 fn refuse_unusable(keys: &[PageKey]) -> Result<()> {
     let mut seen = std::collections::HashMap::with_capacity(keys.len());
     for (page, key) in keys.iter().enumerate() {
-        if short_key(key) == UNNAMED {
-            return Err(Error::config(format!(
-                "expected digests as keys, found one that starts with 16 zero bytes at page {page}"
-            )));
-        }
         if let Some(first) = seen.insert(key, page) {
             return Err(Error::config(format!(
                 "expected keys of one chain, found the key of page {first} again at page {page}"
             )));
         }
     }
-    Ok(())
+    match keys.iter().position(|key| short_key(key) == UNNAMED) {
+        None => Ok(()),
+        Some(page) => Err(Error::config(format!(
+            "expected digests as keys, found one that starts with 16 zero bytes at page {page}"
+        ))),
+    }
 }
 
 /// Why a unit was not written.
