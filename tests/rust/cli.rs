@@ -653,6 +653,10 @@ fn a_damaged_or_cut_archive_is_named_and_never_stores_a_wrong_page() {
     let unit = bytes.windows(16).position(|window| window == b"units/000000.uni").unwrap() + 512;
     let (code, document) = check("a flipped page byte", &flipped(&bytes, unit + PAGE + 3), false);
     assert_eq!((code, &document["stored"], &document["damaged"]), (1, &json!(2), &json!(1)));
+    let model = bytes.windows(8).position(|window| window == b"org/tiny").unwrap();
+    let (code, document) = check("a flipped letter of the model", &flipped(&bytes, model + 5), false);
+    assert_eq!(code, 2);
+    assert!(document["error"].as_str().unwrap().contains("namespace.json: its fingerprint"), "{document}");
     let run_header = bytes.windows(4).position(|window| window == b"HRUN").unwrap();
     let (code, document) = check("a flipped run header", &flipped(&bytes, run_header + 8), false);
     assert_eq!((code, &document["damaged_runs"]), (1, &json!(1)), "{document}");
@@ -691,24 +695,28 @@ fn an_archive_with_other_names_or_kinds_is_refused() {
     let regular = tar::EntryType::Regular;
     let first = first.to_string();
     let start = entry("namespace.json", regular, first.len() as u64, first.as_bytes());
-    for (what, next) in [
-        ("a path upwards", entry("../../evil", regular, 4, b"evil")),
-        ("an absolute path", entry("/tmp/evil", regular, 4, b"evil")),
-        ("a link", entry("units/000000.unit", tar::EntryType::Symlink, 0, b"")),
-        ("a huge size", entry("units/000000.unit", regular, 1 << 32, b"")),
-        ("a size not there", entry("units/000000.unit", regular, 1 << 30, b"short")),
-        ("a unit out of turn", entry("units/000001.unit", regular, 4, b"evil")),
-        ("garbage for a unit", entry("units/000000.unit", regular, 4, b"evil")),
-        ("a pool of another name", entry("pools/00.json", regular, 2, b"{}")),
-        ("an end too early", entry("end.json", regular, 25, b"{\"units\":1,\"objects\":1}  ")),
-        ("a long name", entry("././@LongLink", tar::EntryType::GNULongName, 4, b"evil")),
+    for (what, words, next) in [
+        ("a path upwards", "expected units/000000.unit", entry("../../evil", regular, 4, b"evil")),
+        ("an absolute path", "expected units/000000.unit", entry("/tmp/evil", regular, 4, b"evil")),
+        ("a link", "regular file", entry("units/000000.unit", tar::EntryType::Symlink, 0, b"")),
+        ("a huge size", "at most", entry("units/000000.unit", regular, 1 << 32, b"")),
+        ("a size not there", "cut short", entry("units/000000.unit", regular, 1 << 30, b"short")),
+        ("a unit out of turn", "expected units/000000.unit", entry("units/000001.unit", regular, 4, b"evil")),
+        ("garbage for a unit", "unit", entry("units/000000.unit", regular, 4, b"evil")),
+        ("a pool of another name", "pool", entry("pools/00.json", regular, 2, b"{}")),
+        (
+            "an end too early",
+            "expected 1 units",
+            entry("end.json", regular, 25, b"{\"units\":1,\"objects\":0}  "),
+        ),
+        ("a long name", "regular file", entry("././@LongLink", tar::EntryType::GNULongName, 4, b"evil")),
     ] {
         std::fs::write(&file, [&start[..], &next, &[0; 1024]].concat()).unwrap();
         let to = tempfile::tempdir().unwrap();
         let ran = import(to.path(), &file);
         assert_eq!(ran.code, 2, "{what}: {}", ran.out);
         let error = ran.json()["error"].as_str().unwrap().to_owned();
-        assert!(error.contains("hostile.tar"), "{what}: {error}");
+        assert!(error.contains("hostile.tar") && error.contains(words), "{what}: {error}");
     }
     assert!(!folder.path().join("evil").exists());
 }
@@ -859,13 +867,15 @@ fn journals_with_impossible_numbers_are_survived() {
     let namespace = &scan.namespaces[0];
     let object = namespace.objects().next().unwrap();
     let key = short_key(&keys[0]);
-    let add = |entries_offset: u64, unit_offset: u64, generation: u64| {
+    let segment = std::fs::read(&segments(root.path())[0]).unwrap();
+    let directory = segment.windows(8).position(|window| window == b"HICDIR01").unwrap() as u64;
+    let add_at = |directory_offset: u64, entries_offset: u64, unit_offset: u64, generation: u64| {
         let unit = AddUnit {
             segment: object.segment(),
             generation,
             unit_offset,
             unit_bytes: u64::MAX,
-            directory_offset: u64::MAX - 3,
+            directory_offset,
             directory_bytes: u64::MAX,
         };
         let run = AddRun {
@@ -879,6 +889,9 @@ fn journals_with_impossible_numbers_are_survived() {
         };
         (FrameKind::Add, encode_add(&unit, &[run]))
     };
+    let add = |entries_offset, unit_offset, generation| {
+        add_at(u64::MAX - 3, entries_offset, unit_offset, generation)
+    };
     let gone = Gone {
         location: Location { segment: object.segment(), entries_offset: u64::MAX, ordinal: u32::MAX },
         key,
@@ -888,6 +901,7 @@ fn journals_with_impossible_numbers_are_survived() {
     let frames = [
         add(u64::MAX, u64::MAX, 0),
         add(0, 0, 0),
+        add_at(directory, 0, 0, 0),
         add(object.entry_offset(), u64::MAX - 1, 0),
         (FrameKind::Remove, encode_gone(&[gone])),
         (FrameKind::Other(55), vec![1, 2, 3]),

@@ -215,8 +215,8 @@ impl PagePool<'_> {
         if last(|state| *state == ObjectState::Live).is_some() {
             return if self.missing.is_empty() { "present" } else { "partial" };
         }
-        last(|state| state.is_quarantined())
-            .or_else(|| last(|state| *state != ObjectState::Cleared))
+        // What happened last; a generation that was cleared says less than what happened since.
+        last(|state| *state != ObjectState::Cleared)
             .or_else(|| last(|_| true))
             .map_or("never stored here", ObjectState::name)
     }

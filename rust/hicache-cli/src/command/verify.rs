@@ -60,10 +60,12 @@ impl Verify {
             return Ok(code);
         }
         for finding in &findings {
+            let namespace = scan.namespace(&finding.namespace).and_then(|found| found.namespace.as_ref());
+            let page_size = namespace.map(hicache_core::Namespace::page_size);
             let Finding { kind, key, tile, segment, entry_offset, message, .. } = finding;
             output.line(&format!("{} page {key}: {message}", kind.name()));
             let at = format!("ns/{}/{segment}, entry at {entry_offset}", finding.namespace);
-            output.line(&format!("    pool {}, {}, {at}", pool(finding), facts::tile_text(tile, None)));
+            output.line(&format!("    pool {}, {}, {at}", pool(finding), facts::tile_text(tile, page_size)));
         }
         let count = |kind| findings.iter().filter(|finding| finding.kind == kind).count();
         output.line(&format!(
