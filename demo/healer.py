@@ -42,7 +42,7 @@ def main(work: Path) -> None:
         "the recomputed page is the original, byte for byte",
     )
 
-    backup = view.backup(keys, pool.array, slots)
+    backup = view.backup(keys, pool.array, slots, depth=0)
     check(backup.outcomes[DAMAGED_PAGE] == "stored", f"the page is stored again: {backup.outcomes}")
     check(backup.count("present") == text.pages - 1, f"the others were not touched: {backup.outcomes}")
     healed = view.match(keys)

@@ -37,8 +37,8 @@ def main(work: Path) -> None:
 
     store, view = open_view(store_root(work), model.shape)
     start = perf_counter()
-    history = view.backup(keys[: text.pages], pool.array, slots[: text.pages])
-    branch = view.backup(keys, pool.array, slots)
+    history = view.backup(keys[: text.pages], pool.array, slots[: text.pages], depth=0)
+    branch = view.backup(keys, pool.array, slots, depth=0)
     backup = perf_counter() - start
     store.close()
     check(history.count("stored") == text.pages, f"all pages of A/B are stored: {history.outcomes}")

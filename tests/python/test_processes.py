@@ -56,6 +56,14 @@ def run_until_killed(root: Path, first: int, seconds: float) -> list[int]:
     return [int(line) for line in lines if line.endswith("\n")]
 
 
+def test_case_d16_the_source_may_change_as_soon_as_backup_returned(tmp_path: Path) -> None:
+    view = open_view(Store.open(tmp_path / "root", capacity=1 << 30))
+    memory = chain_bytes(0)
+    assert view.backup(chain_keys(0), memory, range(PAGES), depth=0).count("stored") == PAGES
+    memory[:] = 0
+    assert_exact_or_missing(view, 0, stored=True)
+
+
 @pytest.mark.timeout(300)
 def test_case_d16_kills_at_random_points_leave_exact_pages_or_none(tmp_path: Path) -> None:
     chooser = random.Random(16)
