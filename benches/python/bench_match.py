@@ -1,7 +1,7 @@
 """How many pages a second does `View.match` look up from Python, with a million objects in the index?
 
-Keys are a list of 32-byte digests, as an engine has them; lengths are random up to 2,000 pages, every tenth chain has
-a hole at a random place, and every answer is checked.
+Keys are a list of 32-byte digests, as an engine has them; lengths are random up to 2,000 pages, every tenth
+chain has a hole at a random place, and every answer is checked.
 """
 
 import hashlib
@@ -11,7 +11,6 @@ import tempfile
 import time
 
 import numpy as np
-
 from hicache_store import Namespace, Pool, Store, Tile
 
 OBJECTS = 1_000_000

@@ -1,6 +1,7 @@
 """How much smaller are a real model's pages in the store with zstd level 1, in bfloat16 and in float16?
 
-The KV of the demo's model on the demo's text, computed in float32 and rounded once: needs the demo's environment.
+The KV of the demo's model on the demo's text, computed in float32 and rounded once: needs the environment of
+the demo.
 """
 
 import tempfile
@@ -8,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from hicache_store import Namespace, Pool, Store, Tile, page_keys
 
 from demo import model as demo_model
 from demo.model import SmolLM2
 from demo.pages import to_bf16
 from demo.text import read_text
-from hicache_store import Namespace, Pool, Store, Tile, page_keys
 
 PAGES, PAGE_TOKENS = 4, 64
 
@@ -40,7 +41,8 @@ def main() -> None:
     layers, _, heads, _, dim = kv.shape
     pages = np.ascontiguousarray(kv.transpose(1, 3, 0, 2, 4))  # [2, tokens, layers, heads, dim]: page_first
     keys = page_keys(tokens, PAGE_TOKENS)
-    for dtype, memory in (("bfloat16", to_bf16(pages)), ("float16", pages.astype(np.float16).view(np.uint16))):
+    rounded = {"bfloat16": to_bf16(pages), "float16": pages.astype(np.float16).view(np.uint16)}
+    for dtype, memory in rounded.items():
         with tempfile.TemporaryDirectory() as folder, Store.open(Path(folder), capacity=1 << 30) as store:
             view = store.view(
                 Namespace("bench/pages", revision="r1", page_size=PAGE_TOKENS),
@@ -55,7 +57,9 @@ def main() -> None:
             back = np.zeros_like(memory)
             assert view.restore(keys, back, range(PAGES)).count("restored") == PAGES
             assert np.array_equal(back, memory)
-        print(f"RESULT: {PAGES} real pages in {dtype}, zstd level 1 with byte planes: {ratio:.3f} x, directory included")
+        print(
+            f"RESULT: {PAGES} real pages in {dtype}, zstd level 1, byte planes: {ratio:.3f} x with directory"
+        )
 
 
 if __name__ == "__main__":

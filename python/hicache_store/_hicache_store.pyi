@@ -634,10 +634,10 @@ class RestoreReport:
     def outcomes(self) -> list[str]:
         """What became of each page.
 
-        "restored": exact. "skipped": no slot given. "absent": not stored in a pool asked for. "evicted": removed while it was read.
-        "late": not started before the deadline. "error": the system could not read it. "foreign": its place
-        held another page. "damaged": its bytes did not verify. The memory is defined for "restored" pages
-        only.
+        "restored": exact. "skipped": no slot given. "absent": not stored in a pool asked for. "evicted":
+        removed while it was read. "late": not started before the deadline. "error": the system could not read
+        it. "foreign": its place held another page. "damaged": its bytes did not verify. The memory is defined
+        for "restored" pages only.
         """
 
     @property

@@ -1,4 +1,4 @@
-"""Backs up chains until it is killed: `backup_worker.py ROOT FIRST`, a line on standard output for each chain stored.
+"""Backs up chains until it is killed: `backup_worker.py ROOT FIRST`, a line of output for each one stored.
 
 Chain `n` has 8 pages; what its pages hold follows from `n` alone, so that another process can check them.
 """
@@ -6,12 +6,11 @@ Chain `n` has 8 pages; what its pages hold follows from `n` alone, so that anoth
 import sys
 
 import numpy as np
-
 from hicache_store import Namespace, Pool, Store, Tile, View, page_keys
 
 PAGES = 8
 NAMESPACE = Namespace("org/tiny", revision="r1", page_size=4)
-# Rows of 2,048 bytes: a page is 2 layers x 2 heads x 4 tokens x K and V = 64 KiB, so that kills strike inside writes.
+# 2 layers x 2 heads x 4 tokens x K and V of 2,048 bytes: pages of 64 KiB, so that kills strike inside writes.
 POOL = Pool("kv", "kv", "bfloat16", components={"k": 2048, "v": 2048})
 PAGE_BYTES = 65536
 

@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zstandard
-from xxhash import xxh3_64_intdigest
-
 from hicache_store import Namespace, Pool, Store, Tile, page_keys
+from xxhash import xxh3_64_intdigest
 
 PAGES = 3
 LAYERS, HEADS, TOKENS, ROW = 4, 2, 64, 128
@@ -51,7 +50,7 @@ def read_frames(journal: bytes) -> list[Frame]:
 
 
 def read_unit(frame: Frame, segment: bytes) -> list[Page]:
-    """The pages of an add frame, from the directory and payload in the segment; every checksum is verified."""
+    """The pages of an add frame, from directory and payload in the segment; every checksum is verified."""
     process, number, runs = struct.unpack_from("<16sII", frame.body, 0)
     unit_offset, _unit_bytes, directory_offset, directory_bytes = struct.unpack_from("<QQQQ", frame.body, 32)
     directory = segment[directory_offset : directory_offset + directory_bytes]
@@ -120,8 +119,10 @@ def decode(page: Page) -> bytes:
 @pytest.mark.parametrize(
     ("dtype", "codec", "number"), [("bfloat16", "none", 0), ("uint8", "zstd", 1), ("bfloat16", "zstd:3", 2)]
 )
-def test_the_documented_bytes_are_the_stored_ones(tmp_path: Path, dtype: str, codec: str, number: int) -> None:
-    # Rounded Gaussian numbers compress like real KV; in 16-bit floats only the byte plane of the exponents does.
+def test_the_documented_bytes_are_the_stored_ones(
+    tmp_path: Path, dtype: str, codec: str, number: int
+) -> None:
+    # Rounded Gaussian numbers compress like real KV: only the byte plane of the exponents does.
     random = np.random.default_rng(1).normal(size=PAGES * LAYERS * HEADS * TOKENS * ROW)
     memory = (random.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
     pool = Pool("kv", "kv", dtype, components={"k": ROW * 2, "v": ROW * 2})

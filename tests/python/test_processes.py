@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from backup_worker import PAGE_BYTES, PAGES, chain_bytes, chain_keys, open_view
-
 from hicache_store import Store, View
 from hicache_store.exceptions import StoreClosedError
 

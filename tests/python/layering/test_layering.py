@@ -24,7 +24,7 @@ PACKAGE = ROOT / "python" / "hicache_store"
 CRATES = {
     "hicache-sys": set[str](),
     "hicache-core": {"hicache-sys"},
-    "hicache-cli": {"hicache-core"},
+    "hicache-cli": {"hicache-core", "hicache-sys"},
     "hicache-py": {"hicache-cli", "hicache-core", "hicache-sys"},
 }
 # These use the product; nobody uses them.
