@@ -19,6 +19,9 @@ const LAYERS: u32 = 4;
 const HEADS: u32 = 4;
 const PAGE: u32 = 8;
 
+/// A page that lies in more objects than this is missing.
+const MOST_PARTS: usize = 64;
+
 fn namespace() -> Namespace {
     Namespace::new("org/grid", "r1", PAGE, None).unwrap()
 }
@@ -206,11 +209,41 @@ proptest! {
         for (number, &tile) in readers.iter().enumerate() {
             let rank = rank(tile, layout_of(2 + number % 2), split.1);
             let view = store.view(namespace(), vec![rank.pool(&pool)], ViewOptions::default()).unwrap();
-            let missing = lost.is_some_and(|lost| writers[lost].intersect(&tile).is_some());
+            let parts = writers.iter().filter(|writer| writer.intersect(&tile).is_some()).count();
+            let is_lost = lost.is_some_and(|lost| writers[lost].intersect(&tile).is_some());
+            let missing = is_lost || parts > MOST_PARTS;
             let expected = if missing { RestoreOutcome::Absent } else { RestoreOutcome::Restored };
             prop_assert_eq!(view.match_prefix(&keys).unwrap().pages, if missing { 0 } else { 3 });
             prop_assert_eq!(rank.restore(&pool, &view, &keys), vec![expected; 3]);
         }
+    }
+}
+
+#[test]
+fn a_page_in_too_many_parts_is_missing_and_its_parts_are_not() {
+    let folder = fast_folder();
+    let (pool, keys) = (a_pool(8), keys("parts", 1));
+    let store = ways_to_store(folder.path());
+    let view = |rank: &Rank| store.view(namespace(), vec![rank.pool(&pool)], ViewOptions::default()).unwrap();
+    let part = |layer, head, token: Option<u32>| {
+        let span = |start| Span { start, end: start + 1 };
+        let tokens = token.map_or(TokenLattice::new(0, 1, PAGE), |token| TokenLattice::new(token, 1, 1));
+        rank(Tile { layers: span(layer), heads: span(head), tokens }, 1, false)
+    };
+    let whole = |layers| rank(stage(layers), 1, false);
+    for layer in 0..LAYERS {
+        for head in 0..HEADS {
+            for token in 0..PAGE {
+                let one = part(layer, head, Some(token));
+                assert_eq!(one.store(&pool, &view(&one), &keys), [BackupOutcome::Stored]);
+            }
+        }
+    }
+    for (rank, parts) in
+        [(part(0, 0, None), 8), (whole((0, 2)), 64), (whole((0, 3)), 96), (whole((0, 4)), 128)]
+    {
+        let expected = if parts > MOST_PARTS { RestoreOutcome::Absent } else { RestoreOutcome::Restored };
+        assert_eq!(rank.restore(&pool, &view(&rank), &keys), [expected], "{parts} parts");
     }
 }
 
