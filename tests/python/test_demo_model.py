@@ -25,7 +25,7 @@ POLICY = "# Airline Agent Policy\n\nThe current time is 2024-05-15 15:00:00 EST.
 
 @pytest.fixture(scope="module")
 def model() -> "SmolLM2":
-    pytest.importorskip("tokenizers", reason="tokenizers is not installed (demo/requirements.txt)")
+    pytest.importorskip("tokenizers", reason="tokenizers is not installed (requirements/demo.txt)")
     if importlib.util.find_spec(WEIGHTS_PACKAGE) is None:
         pytest.skip(f"{WEIGHTS_REQUIREMENT} is not installed (demo/requirements-weights.txt)")
     from demo.model import SmolLM2

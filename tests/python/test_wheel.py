@@ -57,8 +57,21 @@ def test_version_is_the_workspace_version(installed):
     assert imported.strip() == version
 
 
-def test_ls_of_an_empty_folder(installed, tmp_path):
-    run(installed / "hicache-store", "ls", tmp_path)
+def test_the_tool_sees_what_python_stored(installed, tmp_path):
+    script = (
+        "import sys, numpy as np; from hicache_store import Namespace, Pool, Store, Tile, page_keys;"
+        "pool = Pool('kv', 'kv', 'float16', components={'k': 128, 'v': 128});"
+        "store = Store.open(sys.argv[1], capacity='16MiB');"
+        "namespace = Namespace('org/wheel', revision='r1', page_size=4);"
+        "tile = Tile(layers=(0, 2), heads=(0, 2));"
+        "view = store.view(namespace, pool, tile=tile, layout='page_first');"
+        "memory = np.arange(4096, dtype=np.uint8);"
+        "report = view.backup(page_keys([1, 2, 3, 4], 4), memory, [0], depth=0);"
+        "assert report.outcomes == ['stored'], report"
+    )
+    run(installed / "python", "-c", script, tmp_path / "root")
+    assert "org/wheel" in run(installed / "hicache-store", "ls", tmp_path / "root")
+    assert "1 objects read" in run(installed / "hicache-store", "verify", tmp_path / "root")
 
 
 def test_typed(installed):

@@ -233,7 +233,12 @@ impl Inner {
 
     fn started<'a>(&self, state: &'a mut JournalState) -> std::io::Result<&'a mut Journal> {
         if state.journal.is_none() {
-            state.journal = Some(Journal::create(&self.paths, self.process).map_err(std::io::Error::other)?);
+            let started = Journal::create(&self.paths, self.process);
+            // The code is kept, so that a disk without room for a journal counts as full.
+            state.journal = Some(started.map_err(|error| match error.errno() {
+                Some(code) => std::io::Error::from_raw_os_error(code),
+                None => std::io::Error::other(error),
+            })?);
         }
         let Some(journal) = &mut state.journal else { unreachable!("filled above") };
         Ok(journal)
