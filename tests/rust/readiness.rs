@@ -456,11 +456,11 @@ fn groups_count_whole_or_not_at_all() {
     store_some(&groups(3, 2, true).unwrap(), &keys, &[&[0, 1, 2, 3, 4, 5, 6, 7, 8], &[1, 2, 4, 5, 7]]);
     let found = groups(3, 2, true).unwrap().match_prefix(&keys).unwrap();
     assert_eq!((found.pages, found.legal()), (8, (1..=8).collect()));
-    assert_eq!(found.limited_by.as_deref(), Some("blocks: page group after page 8 incomplete"));
+    assert_eq!(found.limited_by.as_deref(), Some("blocks: the block after page 6 lacks its group"));
     assert_eq!(groups(3, 3, true).unwrap().match_prefix(&keys).unwrap().pages, 2);
     let optional = groups(3, 3, false).unwrap().match_prefix(&keys).unwrap();
     assert_eq!((optional.pages, optional.limited_by.as_deref()), (9, None));
-    assert_eq!(verdicts(&optional), [("kv", 9), ("blocks", 2)]);
+    assert_eq!(verdicts(&optional), [("kv", 9), ("blocks", 0)]);
     for (block_pages, group_pages) in [(2, 3), (0, 1), (1, 0)] {
         let error = groups(block_pages, group_pages, true).err().unwrap();
         assert_eq!(error.kind(), ErrorKind::Config, "{error}");

@@ -457,7 +457,8 @@ pub enum HitPolicy {
     AllPages,
     /// Only the last pages of the prefix must be (or all, if the prefix is shorter): windows, states.
     TrailingPages(u32),
-    /// Pages count in whole groups only; never limits the other pools.
+    /// Every whole block of pages must have its group, the last pages of the block under their own keys. A second form
+    /// of other pools' pages: the engine reports it and lets it limit nothing, so an adapter makes it optional.
     BlockGroups {
         /// Pages of one block.
         block_pages: u32,

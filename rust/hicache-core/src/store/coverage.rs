@@ -10,7 +10,7 @@ use crate::namespace::Fingerprint;
 use crate::store::index::{FormId, Found, Index};
 use crate::tile::{Tile, cover};
 
-/// Most forms that are tried together for one page.
+/// Most forms that are tried together for one page: a tile of a page in more objects than that is missing.
 const MAX_PARTS: usize = 64;
 
 /// How a page can be had: the parts of the wanted tile, each from one object. Empty: it cannot.

@@ -94,7 +94,7 @@ impl View {
                     groups(index, coverage, &keys[..reach], block_pages as usize, group_pages as usize)
                 }
             };
-            verdicts[number] = own.iter().rposition(|&legal| legal).map_or(0, |last| last + 1);
+            verdicts[number] = whole_groups(pool.spec.policy, longest(&own));
             if !pool.spec.required {
                 continue;
             }
@@ -117,7 +117,9 @@ impl View {
                 HitPolicy::TrailingPages(window) => {
                     format!("{name}: no longer prefix has its last {window} pages")
                 }
-                HitPolicy::BlockGroups { .. } => format!("{name}: page group after page {at} incomplete"),
+                policy @ HitPolicy::BlockGroups { .. } => {
+                    format!("{name}: the block after page {} lacks its group", whole_groups(policy, at))
+                }
             }
         });
         let legal = legal.map(|legal| {
@@ -159,6 +161,14 @@ fn groups(index: &Index, coverage: &Coverage, keys: &[PageKey], block: usize, gr
     };
     let complete = (0..keys.len() / block).take_while(|&number| is_complete(number)).count();
     (1..=keys.len()).map(|pages| pages / block <= complete).collect()
+}
+
+/// Of `pages`, those that a pool of groups can speak for: whole blocks only.
+fn whole_groups(policy: HitPolicy, pages: usize) -> usize {
+    match policy {
+        HitPolicy::BlockGroups { block_pages, .. } => pages - pages % block_pages as usize,
+        HitPolicy::AllPages | HitPolicy::TrailingPages(_) => pages,
+    }
 }
 
 fn longest(legal: &[bool]) -> usize {

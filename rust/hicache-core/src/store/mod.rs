@@ -103,9 +103,9 @@ impl Store {
         let (counters, notices) = (Arc::<Counters>::default(), Arc::<Notices>::default());
         let process = ProcessId::random()?;
         let description = root::open(&paths, &options, process, &notices)?;
+        // A root that is only looked at is not written to: there, opening a segment shows whether it works.
         let direct = options.io_mode == IoMode::Direct
-            && !options.read_only
-            && probe_direct(&paths, process, &notices);
+            && (options.read_only || probe_direct(&paths, process, &notices));
         let transfers =
             Arc::new(Transfers::new(direct, Arc::clone(&counters), Arc::clone(&notices), &options));
         let workers = Arc::new(start_workers(options.threads())?);
