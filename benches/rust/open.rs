@@ -29,7 +29,7 @@ pub fn run() {
             resident.push(words.next().expect("bytes"));
         }
         println!(
-            "open: {stored} objects, to the first full-length match: {} s (bar 1 at 1 M)",
+            "RESULT: open: {stored} objects, to the first full-length match: {} s (bar 1 at 1 M)",
             Spread::of(seconds)
         );
         memory.push((stored as f64, Spread::of(resident).median));

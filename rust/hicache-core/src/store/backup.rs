@@ -155,8 +155,8 @@ impl View {
         let index = self.state.index();
         let of_pool = |(pool, memory): (&PoolState, &BoundMemory<'_>)| {
             let coverage = pool.coverage(&index);
-            let is_missing =
-                |(key, &slot): (&PageKey, &i64)| slot >= 0 && !coverage.has(&index, &short_key(key));
+            let mut walk = coverage.walk(&index);
+            let is_missing = |(key, &slot): (&PageKey, &i64)| slot >= 0 && !walk.has(key);
             keys.iter().zip(memory.slots).map(is_missing).collect()
         };
         self.pools.iter().zip(memory).map(of_pool).collect()

@@ -4,17 +4,18 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use crate::format::form::Form;
-use crate::format::frame::ShortKey;
+use crate::format::frame::{ShortKey, short_key};
+use crate::key::PageKey;
 use crate::layout::LayoutName;
 use crate::namespace::Fingerprint;
-use crate::store::index::{FormId, Found, Index};
+use crate::store::index::{FormId, Index, ObjectId};
 use crate::tile::{Tile, cover};
 
 /// Most forms that are tried together for one page: a tile of a page in more objects than that is missing.
 const MAX_PARTS: usize = 64;
 
 /// How a page can be had: the parts of the wanted tile, each from one object. Empty: it cannot.
-pub type Parts = Vec<(Found, Tile)>;
+pub type Parts = Vec<(ObjectId, Tile)>;
 
 /// Forms of one pool that serve one wanted tile, as of one state of the index.
 pub struct Coverage {
@@ -26,6 +27,23 @@ pub struct Coverage {
     parts: Vec<(FormId, Tile)>,
     /// For each set of parts present: how they cover the tile.
     covers: Mutex<HashMap<u64, Option<Arc<Vec<crate::tile::Piece>>>>>,
+}
+
+/// A walk along a chain. Pages stored together are found behind each other, without a look-up.
+pub struct Walk<'a> {
+    coverage: &'a Coverage,
+    index: &'a Index,
+    last: Option<ObjectId>,
+}
+
+impl Walk<'_> {
+    /// Whether the next page can be had.
+    pub fn has(&mut self, key: &PageKey) -> bool {
+        let key = short_key(key);
+        let behind = self.last.and_then(|last| self.index.find_behind(last, &key));
+        self.last = behind.or_else(|| self.coverage.find_alone(self.index, &key));
+        self.last.is_some() || self.coverage.has_parts(self.index, &key)
+    }
 }
 
 impl Coverage {
@@ -56,14 +74,14 @@ impl Coverage {
         self.forms_seen != index.forms().len()
     }
 
-    /// Whether the page can be had.
-    pub fn has(&self, index: &Index, key: &ShortKey) -> bool {
-        self.alone.iter().any(|&form| index.find(key, form).is_some()) || self.has_parts(index, key)
+    /// Looks pages up one after the other.
+    pub fn walk<'a>(&'a self, index: &'a Index) -> Walk<'a> {
+        Walk { coverage: self, index, last: None }
     }
 
     /// How the page can be had.
     pub fn find(&self, index: &Index, key: &ShortKey) -> Parts {
-        if let Some(found) = self.alone.iter().find_map(|&form| index.find(key, form)) {
+        if let Some(found) = self.find_alone(index, key) {
             return vec![(found, self.wanted)];
         }
         let Some(pieces) = self.cover(self.present_parts(index, key)) else { return Vec::new() };
@@ -72,6 +90,10 @@ impl Coverage {
             .map(|piece| Some((index.find(key, self.parts.get(piece.stored)?.0)?, piece.tile)))
             .collect();
         parts.unwrap_or_default()
+    }
+
+    fn find_alone(&self, index: &Index, key: &ShortKey) -> Option<ObjectId> {
+        self.alone.iter().find_map(|&form| index.find(key, form))
     }
 
     fn has_parts(&self, index: &Index, key: &ShortKey) -> bool {

@@ -1,7 +1,7 @@
 //! The index of one namespace: which page is where, for the pools and tiles that views of this process use.
 //!
-//! 24 bytes an object and a table byte, at a load of 7/16 to 7/8; 24 bytes a run. The short key decides a
-//! look-up; the full key is compared when the directory entry is read, before any byte is served.
+//! 20 bytes an object, 5 in a hash table at a load of 7/16 to 7/8, and 32 a run. The short key decides a look-up;
+//! the full key is compared when the directory entry is read, before any byte is served.
 
 use std::collections::HashMap;
 
@@ -16,7 +16,7 @@ use crate::tile::Tile;
 /// Number of a form in this index.
 pub type FormId = u16;
 
-/// Pages in the longest run: its ordinal takes two bytes in the index.
+/// Pages in the longest run.
 pub const MAX_RUN_PAGES: usize = 1 << 16;
 
 /// Stands in a run for a page whose directory entry is damaged; no digest starts like this.
@@ -31,24 +31,9 @@ pub struct Interest {
     pub tile: Tile,
 }
 
-/// Where an object is, and in which form.
+/// An object of this index. Good for as long as the index is not read anew: places are what lasts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Found {
-    /// Form of the object.
-    pub form: FormId,
-    /// Run in this index.
-    pub run: u32,
-    /// Position in the run.
-    pub ordinal: u16,
-}
-
-#[derive(Clone, Copy)]
-struct Slot {
-    key: [u64; 2],
-    run: u32,
-    ordinal: u16,
-    form: FormId,
-}
+pub struct ObjectId(u32);
 
 /// A run as the index keeps it.
 #[derive(Debug, Clone, Copy)]
@@ -56,12 +41,23 @@ struct RunPlace {
     entries_offset: u64,
     unit_offset: u64,
     segment: u32,
+    /// Number of its first object; the others follow.
+    first: u32,
+    form: FormId,
 }
 
 /// Index of one namespace.
 #[derive(Default)]
 pub struct Index {
-    table: HashTable<Slot>,
+    /// Numbers of the objects that are there, by key and form.
+    table: HashTable<u32>,
+    /// Key of each object, those of a run one after the other: what follows a page in its chain is looked at first,
+    /// and needs no look-up.
+    keys: Vec<[u64; 2]>,
+    /// Run of each object.
+    run_of: Vec<u32>,
+    /// A bit for each object that is not there any more.
+    dead: Vec<u64>,
     runs: Vec<RunPlace>,
     segments: Vec<SegmentId>,
     segment_numbers: HashMap<SegmentId, u32>,
@@ -110,6 +106,9 @@ impl Index {
     /// Forgets every object, to be read again from the journals.
     pub fn forget_objects(&mut self) {
         self.table = HashTable::new();
+        self.keys = Vec::new();
+        self.run_of = Vec::new();
+        self.dead = Vec::new();
         self.runs = Vec::new();
         self.segments.clear();
         self.segment_numbers.clear();
@@ -127,19 +126,25 @@ impl Index {
         }
         let Some(form) = self.form_number(run.form) else { return };
         let segment = self.segment_number(unit.segment);
-        let number = self.runs.len() as u32;
-        let (entries_offset, unit_offset) = (run.entries_offset, unit.unit_offset);
-        self.runs.push(RunPlace { entries_offset, unit_offset, segment });
+        let entries_offset = run.entries_offset;
+        let (number, first) = (self.runs.len() as u32, self.keys.len());
         let (keys, _) = run.keys.as_chunks::<16>();
-        for (ordinal, key) in keys.iter().enumerate().take(MAX_RUN_PAGES) {
+        let keys = &keys[..keys.len().min(MAX_RUN_PAGES)];
+        let Ok(first_object) = u32::try_from(first + keys.len()).map(|end| end - keys.len() as u32) else {
+            return;
+        };
+        let unit_offset = unit.unit_offset;
+        self.runs.push(RunPlace { entries_offset, unit_offset, segment, first: first_object, form });
+        self.keys.extend(keys.iter().map(split));
+        self.run_of.resize(self.keys.len(), number);
+        self.dead.resize(self.keys.len().div_ceil(64), 0);
+        for (ordinal, key) in keys.iter().enumerate() {
+            let object = first_object + ordinal as u32;
             let location = Location { segment: unit.segment, entries_offset, ordinal: ordinal as u32 };
-            if *key == UNNAMED {
-                continue;
-            }
-            if !self.gone.is_empty()
-                && let Some(&reason) = self.gone.get(&location)
-            {
-                if reason != Reason::Evicted {
+            let reason = if self.gone.is_empty() { None } else { self.gone.get(&location).copied() };
+            if *key == UNNAMED || reason.is_some() {
+                self.bury(object);
+                if let Some(reason) = reason.filter(|&reason| reason != Reason::Evicted) {
                     self.quarantined.insert(*key, reason);
                 }
                 continue;
@@ -147,8 +152,10 @@ impl Index {
             if !self.quarantined.is_empty() {
                 self.quarantined.remove(key);
             }
-            let slot = Slot { key: split(key), run: number, ordinal: ordinal as u16, form };
-            self.table.insert_unique(hash(&slot.key, form), slot, |slot| hash(&slot.key, slot.form));
+            let (keys, run_of, runs) = (&self.keys, &self.run_of, &self.runs);
+            let hash_of =
+                |&object: &u32| hash(&keys[object as usize], runs[run_of[object as usize] as usize].form);
+            self.table.insert_unique(hash(&keys[object as usize], form), object, hash_of);
         }
     }
 
@@ -164,28 +171,35 @@ impl Index {
     }
 
     fn take_out(&mut self, record: &Gone) -> bool {
-        let key = split(&record.key);
-        let (runs, segments) = (&self.runs, &self.segments);
-        for form in 0..self.forms.len() as FormId {
-            let same = |slot: &Slot| {
-                slot.key == key && slot.form == form && place(runs, segments, slot) == record.location
-            };
-            if let Ok(entry) = self.table.find_entry(hash(&key, form), same) {
-                entry.remove();
-                return true;
-            }
+        let Some(object) = self.at(&record.key, &record.location) else { return false };
+        let hash = hash(&self.keys[object.0 as usize], self.form_number_of(object));
+        if let Ok(entry) = self.table.find_entry(hash, |&number| number == object.0) {
+            entry.remove();
         }
-        false
+        self.bury(object.0);
+        true
+    }
+
+    fn bury(&mut self, object: u32) {
+        self.dead[object as usize / 64] |= 1 << (object % 64);
     }
 
     /// Finds an object of this key and form.
-    pub fn find(&self, key: &ShortKey, form: FormId) -> Option<Found> {
+    pub fn find(&self, key: &ShortKey, form: FormId) -> Option<ObjectId> {
         let key = split(key);
-        self.table.find(hash(&key, form), |slot| slot.key == key && slot.form == form).map(|slot| Found {
-            form,
-            run: slot.run,
-            ordinal: slot.ordinal,
-        })
+        let same = |&object: &u32| {
+            self.keys[object as usize] == key && self.form_number_of(ObjectId(object)) == form
+        };
+        self.table.find(hash(&key, form), same).map(|&object| ObjectId(object))
+    }
+
+    /// The object right behind another in its run, if it has this key and is there.
+    pub fn find_behind(&self, before: ObjectId, key: &ShortKey) -> Option<ObjectId> {
+        let next = before.0 as usize + 1;
+        let is_there = self.keys.get(next) == Some(&split(key))
+            && self.run_of[next] == self.run_of[next - 1]
+            && self.dead[next / 64] >> (next % 64) & 1 == 0;
+        is_there.then_some(ObjectId(next as u32))
     }
 
     /// Whether an object of this key and form is there.
@@ -193,26 +207,47 @@ impl Index {
         self.form_numbers.get(form).is_some_and(|&number| self.find(key, number).is_some())
     }
 
-    /// Whether the object at this place is still there, under whatever number.
+    /// Whether the object at this place is still there.
     pub fn has_location(&self, key: &ShortKey, location: &Location) -> bool {
+        self.at(key, location).is_some()
+    }
+
+    fn at(&self, key: &ShortKey, location: &Location) -> Option<ObjectId> {
         let key = split(key);
-        (0..self.forms.len() as FormId).any(|form| {
-            let same = |slot: &Slot| {
-                slot.key == key && slot.form == form && place(&self.runs, &self.segments, slot) == *location
+        (0..self.forms.len() as FormId).find_map(|form| {
+            let same = |&object: &u32| {
+                self.keys[object as usize] == key && self.location(ObjectId(object)) == *location
             };
-            self.table.find(hash(&key, form), same).is_some()
+            self.table.find(hash(&key, form), same).map(|&object| ObjectId(object))
         })
     }
 
     /// Place of an object, for ever.
-    pub fn location(&self, found: &Found) -> Location {
-        let slot = Slot { key: [0; 2], run: found.run, ordinal: found.ordinal, form: found.form };
-        place(&self.runs, &self.segments, &slot)
+    pub fn location(&self, object: ObjectId) -> Location {
+        let run = self.run(object);
+        Location {
+            segment: self.segments[run.segment as usize],
+            entries_offset: run.entries_offset,
+            ordinal: object.0 - run.first,
+        }
     }
 
-    /// Offset in its segment of the unit that holds a run.
-    pub fn unit_offset(&self, run: u32) -> u64 {
-        self.runs[run as usize].unit_offset
+    /// Offset in its segment of the unit that holds an object.
+    pub fn unit_offset(&self, object: ObjectId) -> u64 {
+        self.run(object).unit_offset
+    }
+
+    /// Form of an object.
+    pub fn form(&self, object: ObjectId) -> &Form {
+        &self.forms[usize::from(self.form_number_of(object))]
+    }
+
+    fn form_number_of(&self, object: ObjectId) -> FormId {
+        self.run(object).form
+    }
+
+    fn run(&self, object: ObjectId) -> &RunPlace {
+        &self.runs[self.run_of[object.0 as usize] as usize]
     }
 
     /// Why a key was put into quarantine, if it was and has not been stored again.
@@ -241,15 +276,6 @@ impl Index {
             self.segments.push(segment);
             next
         })
-    }
-}
-
-fn place(runs: &[RunPlace], segments: &[SegmentId], slot: &Slot) -> Location {
-    let run = &runs[slot.run as usize];
-    Location {
-        segment: segments[run.segment as usize],
-        entries_offset: run.entries_offset,
-        ordinal: u32::from(slot.ordinal),
     }
 }
 

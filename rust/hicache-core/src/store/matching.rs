@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use crate::Result;
-use crate::format::frame::short_key;
 use crate::key::PageKey;
 use crate::pool::HitPolicy;
 use crate::store::counters::Counter;
@@ -139,15 +138,16 @@ impl View {
 }
 
 fn leading(index: &Index, coverage: &Coverage, keys: &[PageKey]) -> usize {
-    keys.iter().position(|key| !coverage.has(index, &short_key(key))).unwrap_or(keys.len())
+    let mut walk = coverage.walk(index);
+    keys.iter().position(|key| !walk.has(key)).unwrap_or(keys.len())
 }
 
 /// `[p - 1]`: whether pages `max(0, p - window)..p` are all there.
 fn trailing(index: &Index, coverage: &Coverage, keys: &[PageKey], window: usize) -> Vec<bool> {
-    let mut run = 0;
+    let (mut run, mut walk) = (0, coverage.walk(index));
     let mut legal = Vec::with_capacity(keys.len());
     for (page, key) in keys.iter().enumerate() {
-        run = if coverage.has(index, &short_key(key)) { run + 1 } else { 0 };
+        run = if walk.has(key) { run + 1 } else { 0 };
         legal.push(run >= window.min(page + 1));
     }
     legal
@@ -155,9 +155,10 @@ fn trailing(index: &Index, coverage: &Coverage, keys: &[PageKey], window: usize)
 
 /// `[p - 1]`: whether each whole block of `block` pages before `p` has its group, the last `group` pages of it.
 fn groups(index: &Index, coverage: &Coverage, keys: &[PageKey], block: usize, group: usize) -> Vec<bool> {
-    let is_complete = |number: usize| {
+    let mut walk = coverage.walk(index);
+    let mut is_complete = |number: usize| {
         let end = (number + 1) * block;
-        keys[end - group..end].iter().all(|key| coverage.has(index, &short_key(key)))
+        keys[end - group..end].iter().all(|key| walk.has(key))
     };
     let complete = (0..keys.len() / block).take_while(|&number| is_complete(number)).count();
     (1..=keys.len()).map(|pages| pages / block <= complete).collect()

@@ -216,13 +216,13 @@ impl View {
                     outcomes[page] = RestoreOutcome::Absent;
                 }
                 for (found, tile) in found {
-                    let form = index.forms()[usize::from(found.form)];
+                    let form = *index.form(found);
                     parts.push(Part {
                         page,
                         pool: number,
                         slot,
-                        location: index.location(&found),
-                        unit_offset: index.unit_offset(found.run),
+                        location: index.location(found),
+                        unit_offset: index.unit_offset(found),
                         form,
                         seed: form.seed(&self.state.fingerprint, key),
                         landing: pool.landing(&form, &tile, memory)?,
