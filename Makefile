@@ -10,8 +10,8 @@ MAKEFLAGS += --no-print-directory
 PYTHON ?= python3
 export PYTHON
 
-# The markers that need a package, a device or an hour that this machine need not have.
-DEFAULT_MARKERS := not full and not heavy and not wheel and not torch and not sglang and not gpu
+# Tests of the wheel in dist/ belong to `make wheel`.
+DEFAULT_MARKERS := not wheel
 
 .PHONY: help demo test test-rust test-python test-full bench wheel check clean
 
@@ -46,11 +46,17 @@ test-full:  ## everything at full size, resumable, writes tests/RESULTS.md (limi
 
 bench:  ## benchmarks against the physical limit in the same run
 	@scripts/prepare.sh test
-	. scripts/env.sh test
-	scripts/with-target.sh cargo run --locked --release -p hicache-benches
-	for program in benches/python/*.py; do
-		if [ -e "$$program" ]; then echo "== $$program"; python "$$program"; fi
-	done
+	@scripts/prepare.sh demo
+	(
+		. scripts/env.sh test
+		scripts/with-target.sh cargo build --locked --release -p hicache-benches -p hicache-cli
+		"$$CARGO_TARGET_DIR/release/bench-store"
+		export HICACHE_TOOL_BINARY=$$CARGO_TARGET_DIR/release/hicache-store
+		python benches/python/bench_match.py
+		python benches/python/bench_tool_start.py
+	)
+	. scripts/env.sh demo
+	PYTHONPATH=. python benches/python/bench_real_pages.py
 
 wheel:  ## abi3 manylinux wheel in dist/, checked in an empty environment
 	@scripts/prepare.sh test

@@ -52,11 +52,13 @@ BARS = (
     ),
     Bar("Rust tests, release build", (*CARGO, "test", "--locked", "--release"), 30, RUST_PASSED),
     Bar(
-        "Python tests, full size",
-        (PYTHON, "-m", "pytest", "-m", "(full or heavy) and not torch and not sglang and not gpu", "-s"),
-        60,
+        "50 kills of a writer, every page exact or missing",
+        (PYTHON, "-m", "pytest", "-s", "tests/python/test_processes.py"),
+        15,
         PYTEST_PASSED,
+        {"HICACHE_KILLS": "50"},
     ),
+    Bar("the demo", ("make", "demo"), 10, r"All proved in"),
     Bar("benchmarks", ("make", "bench"), 30, r"(?m)^RESULT:"),
 )
 

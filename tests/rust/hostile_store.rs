@@ -447,6 +447,9 @@ fn damaged_stores_give_right_bytes_or_none() {
             });
         }
     });
+    println!(
+        "RESULT: {cases} damaged stores (seed {seed}): right bytes or none, nothing else lost, no panic"
+    );
 }
 
 /// The template is what the cases take it for: without damage all pages come back and the gone ones do not.
