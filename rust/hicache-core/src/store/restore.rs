@@ -2,7 +2,7 @@
 
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -111,13 +111,25 @@ struct Part {
     landing: Arc<Landing>,
     /// 0 while nothing has failed, else the outcome; the first failure stays.
     state: AtomicU8,
+    /// Blocks that have not come yet: a part is restored when each one has, not when nothing was heard of them.
+    blocks_left: AtomicU32,
     /// Error code of the first failed transfer, 0 for none.
     errno: std::sync::atomic::AtomicI32,
 }
 
 impl Part {
     fn outcome(&self) -> RestoreOutcome {
-        RestoreOutcome::ALL[usize::from(self.state.load(Ordering::Acquire))]
+        match RestoreOutcome::ALL[usize::from(self.state.load(Ordering::Acquire))] {
+            RestoreOutcome::Restored if self.blocks_left.load(Ordering::Acquire) > 0 => RestoreOutcome::Error,
+            outcome => outcome,
+        }
+    }
+
+    /// Before the first try, and before the second.
+    fn start(&self) {
+        self.blocks_left
+            .store(self.landing.blocks.iter().map(Range::len).sum::<usize>() as u32, Ordering::Release);
+        self.state.store(0, Ordering::Release);
     }
 
     fn fail(&self, outcome: RestoreOutcome) {
@@ -177,9 +189,6 @@ impl View {
         self.look_again(&all, keys);
         let failed: Vec<&Part> = parts.iter().filter(|part| part.has_failed()).collect();
         if !failed.is_empty() {
-            for part in &failed {
-                part.state.store(0, Ordering::Release);
-            }
             // A read that failed may have been one for many pages: each is asked for by itself now.
             self.read(&failed, keys, &memory, options, Grouping::Single);
             self.look_again(&failed, keys);
@@ -227,6 +236,7 @@ impl View {
                         seed: form.seed(&self.state.fingerprint, key),
                         landing: pool.landing(&form, &tile, memory)?,
                         state: AtomicU8::new(0),
+                        blocks_left: AtomicU32::new(0),
                         errno: 0.into(),
                     });
                 }
@@ -249,16 +259,16 @@ impl View {
         options: RestoreOptions,
         grouping: Grouping,
     ) {
+        parts.iter().for_each(|part| part.start());
         let files = self.files(parts);
         let entries = self.read_entries(parts, keys, &files, options);
-        let chunks = chunks(parts, &entries, grouping);
-        let mut reads = Vec::with_capacity(chunks.len());
-        for chunk in &chunks {
+        let (mut chunks, mut reads) = (chunks(parts, &entries, grouping), Vec::new());
+        chunks.retain(|chunk| {
             let (first, last) = (chunk.parts.start, chunk.parts.end - 1);
             let (Some(file), Some(start), Some(end)) =
                 (&files[first], entries[first].get(), entries[last].get())
             else {
-                continue;
+                return false;
             };
             let part = parts[first];
             let start = start.payload_offset + stored_before(start, chunk.blocks.start);
@@ -278,7 +288,8 @@ impl View {
                 into,
                 through_cache: false,
             });
-        }
+            true
+        });
         self.inner.engine.read_batch(&reads, options.deadline, &|index, done| {
             let chunk = &chunks[index];
             match done {
@@ -414,7 +425,9 @@ impl View {
             } else {
                 self.unpack(part, entry, chunk.blocks.clone(), regions, &mut scratch)
             };
-            if !done {
+            if done {
+                part.blocks_left.fetch_sub(chunk.blocks.len() as u32, Ordering::AcqRel);
+            } else {
                 part.fail(RestoreOutcome::Damaged);
             }
         }
