@@ -22,7 +22,7 @@ GOLDEN = [
 
 
 @pytest.mark.parametrize("seed", [None, "0", "random"])
-def test_keys_are_the_same_in_every_process(seed):
+def test_case_d22_keys_are_the_same_in_every_process(seed):
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}
     if seed is not None:
         environment["PYTHONHASHSEED"] = seed
