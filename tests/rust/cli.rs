@@ -274,7 +274,7 @@ fn explain_says_where_a_page_is_or_why_not() {
     restore(&tiny_view(&open(root.path())), &stored, &Memory::canary(4 * PAGE));
     let scan = inspect::scan(root.path()).unwrap();
     let last = scan.namespaces[0].objects().find(|object| object.key == short_key(&stored[3])).unwrap();
-    let evicted = Gone { location: last.location(), key: last.key, reason: Reason::Evicted };
+    let evicted = Gone { location: last.location(), key: last.key, objects: 1, reason: Reason::Evicted };
     say(root.path(), 9, scan.namespaces[0].fingerprint, &[(FrameKind::Remove, encode_gone(&[evicted]))]);
     let mut file = tempfile::NamedTempFile::new().unwrap();
     writeln!(file, "{}\n{}\n\n{}\n{}", stored[1], stored[2], stored[3], never).unwrap();
@@ -893,6 +893,7 @@ fn journals_with_impossible_numbers_are_survived() {
         add_at(u64::MAX - 3, entries_offset, unit_offset, generation)
     };
     let gone = Gone {
+        objects: 1,
         location: Location { segment: object.segment(), entries_offset: u64::MAX, ordinal: u32::MAX },
         key,
         reason: Reason::Other(77),

@@ -335,7 +335,7 @@ fn frames_of_every_kind_are_these_bytes() {
         keys: short.as_flattened(),
     };
     let location = Location { segment: segment(), entries_offset: 8500, ordinal: 1 };
-    let gone = |reason| Gone { location, key: short[1], reason };
+    let gone = |reason| Gone { location, key: short[1], objects: 1, reason };
     let reasons = [Reason::Evicted, Reason::Damaged, Reason::Foreign, Reason::Unreadable];
 
     let add =
@@ -348,6 +348,9 @@ fn frames_of_every_kind_are_these_bytes() {
     };
     let removed = gone_by_hand(1);
     let quarantined = [2, 3, 4].map(gone_by_hand).concat();
+    let stretched = Gone { objects: 7, ..gone(Reason::Expired) };
+    let stretch = Hand::default().raw(b"0123456789abcdef").u32(7).u32(1).u64(8500);
+    let stretch = stretch.raw(&[0x42; 16]).u16(6).u16(0).u32(6).0;
     let sealed = Hand::default().raw(b"0123456789abcdef").u32(7).u32(0).u64(20560).0;
     let counters = Hand::default().u32(1).u64(5).u32(20).u64(u64::MAX).0;
     let by_hand = [
@@ -356,7 +359,11 @@ fn frames_of_every_kind_are_these_bytes() {
         frame_by_hand(2, 3, 3, &quarantined),
         frame_by_hand(3, 5, 1, &sealed),
         frame_by_hand(4, 6, 2, &counters),
-        frame_by_hand(5, 4, 1, b"later"),
+        frame_by_hand(5, 99, 1, b"later"),
+        frame_by_hand(6, 2, 1, &stretch),
+        frame_by_hand(7, 4, 2, &[[0x42; 16], [0x41; 16]].concat()),
+        frame_by_hand(8, 7, 0, b""),
+        frame_by_hand(9, 8, 1, &counters[..12]),
     ];
 
     let bodies = [
@@ -365,7 +372,11 @@ fn frames_of_every_kind_are_these_bytes() {
         (FrameKind::Quarantine, 3, frame::encode_gone(&[reasons[1], reasons[2], reasons[3]].map(gone))),
         (FrameKind::Seal, 1, frame::encode_seal(segment(), 20560)),
         (FrameKind::Counters, 2, frame::encode_counters(&[(1, 5), (20, u64::MAX)])),
-        (FrameKind::Other(4), 1, b"later".to_vec()),
+        (FrameKind::Other(99), 1, b"later".to_vec()),
+        (FrameKind::Remove, 1, frame::encode_gone(&[stretched])),
+        (FrameKind::Touch, 2, frame::encode_touch(&[short[1], short[0]])),
+        (FrameKind::Checkpoint, 0, Vec::new()),
+        (FrameKind::Inherited, 1, frame::encode_counters(&[(1, 5)])),
     ];
     let frames: Vec<Frame<'_>> = bodies
         .iter()
@@ -395,7 +406,10 @@ fn frames_of_every_kind_are_these_bytes() {
                 assert_eq!(frame::decode_add(frame.body, |_, run| runs.push(run)).unwrap(), unit);
                 assert_eq!(runs, [run]);
             }
-            FrameKind::Remove => assert_eq!(frame::decode_gone(frame.body).unwrap(), [gone(reasons[0])]),
+            FrameKind::Remove => {
+                let expected = if frame.sequence == 1 { gone(reasons[0]) } else { stretched };
+                assert_eq!(frame::decode_gone(frame.body).unwrap(), [expected]);
+            }
             FrameKind::Quarantine => {
                 let read = frame::decode_gone(frame.body).unwrap();
                 assert_eq!(read, [reasons[1], reasons[2], reasons[3]].map(gone));
@@ -404,7 +418,12 @@ fn frames_of_every_kind_are_these_bytes() {
             FrameKind::Counters => {
                 assert_eq!(frame::decode_counters(frame.body).unwrap(), [(1, 5), (20, u64::MAX)]);
             }
-            FrameKind::Other(code) => assert_eq!(code, 4),
+            FrameKind::Touch => {
+                assert_eq!(frame::decode_touch(frame.body).unwrap(), [short[1], short[0]]);
+            }
+            FrameKind::Checkpoint => assert!(frame.body.is_empty()),
+            FrameKind::Inherited => assert_eq!(frame::decode_counters(frame.body).unwrap(), [(1, 5)]),
+            FrameKind::Other(code) => assert_eq!(code, 99),
         }
     }
     assert_eq!(at, bytes.len());

@@ -41,7 +41,7 @@ impl Objects {
                     counts.live += 1;
                     counts.live_bytes = counts.live_bytes.saturating_add(object.stored_bytes());
                 }
-                ObjectState::Gone(Reason::Evicted) => counts.evicted += 1,
+                ObjectState::Gone(Reason::Evicted | Reason::Expired | Reason::Duplicate) => counts.evicted += 1,
                 ObjectState::Gone(Reason::Other(_)) => counts.other += 1,
                 ObjectState::Gone(_) => given_up.push((object.key, object.form.pool, object.form.tile)),
                 ObjectState::Cleared => counts.cleared += 1,

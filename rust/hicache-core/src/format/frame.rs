@@ -41,10 +41,17 @@ pub enum FrameKind {
     Remove,
     /// Objects failed to read or verify; nobody should try again.
     Quarantine,
+    /// Prefixes were used: their last pages.
+    Touch,
     /// A segment is complete and will not grow.
     Seal,
     /// Totals of this process so far; the last such frame holds.
     Counters,
+    /// This journal says all that matters of the ones before it of the same process. It stands outside the
+    /// sequence.
+    Checkpoint,
+    /// Totals of processes that are dead and whose journals are gone; the last such frame of a process holds.
+    Inherited,
     /// A later build's; skipped.
     Other(u16),
 }
@@ -55,8 +62,11 @@ impl FrameKind {
             FrameKind::Add => 1,
             FrameKind::Remove => 2,
             FrameKind::Quarantine => 3,
+            FrameKind::Touch => 4,
             FrameKind::Seal => 5,
             FrameKind::Counters => 6,
+            FrameKind::Checkpoint => 7,
+            FrameKind::Inherited => 8,
             FrameKind::Other(code) => code,
         }
     }
@@ -66,8 +76,11 @@ impl FrameKind {
             1 => FrameKind::Add,
             2 => FrameKind::Remove,
             3 => FrameKind::Quarantine,
+            4 => FrameKind::Touch,
             5 => FrameKind::Seal,
             6 => FrameKind::Counters,
+            7 => FrameKind::Checkpoint,
+            8 => FrameKind::Inherited,
             other => FrameKind::Other(other),
         }
     }
@@ -265,6 +278,10 @@ pub enum Reason {
     Foreign,
     /// The system could not read it.
     Unreadable,
+    /// Another copy of it stays.
+    Duplicate,
+    /// Older than the time to live.
+    Expired,
     /// A later build's reason.
     Other(u16),
 }
@@ -276,15 +293,23 @@ impl Reason {
             Reason::Damaged => 2,
             Reason::Foreign => 3,
             Reason::Unreadable => 4,
+            Reason::Duplicate => 5,
+            Reason::Expired => 6,
             Reason::Other(code) => code,
         }
     }
 
     fn from_code(code: u16) -> Self {
-        [Reason::Evicted, Reason::Damaged, Reason::Foreign, Reason::Unreadable]
+        use Reason::{Damaged, Duplicate, Evicted, Expired, Foreign, Unreadable};
+        [Evicted, Damaged, Foreign, Unreadable, Duplicate, Expired]
             .into_iter()
             .find(|reason| reason.code() == code)
             .unwrap_or(Reason::Other(code))
+    }
+
+    /// Whether the object was given up because its bytes cannot be had, not to make room.
+    pub fn is_quarantine(self) -> bool {
+        matches!(self, Reason::Damaged | Reason::Foreign | Reason::Unreadable)
     }
 
     /// Name in the tools.
@@ -294,18 +319,22 @@ impl Reason {
             Reason::Damaged => "damaged",
             Reason::Foreign => "foreign bytes",
             Reason::Unreadable => "unreadable",
+            Reason::Duplicate => "duplicate",
+            Reason::Expired => "expired",
             Reason::Other(_) => "unknown reason",
         }
     }
 }
 
-/// A record of a `Remove` or `Quarantine` frame.
+/// A record of a `Remove` or `Quarantine` frame: objects of one run that follow each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Gone {
-    /// Which object.
+    /// The first object.
     pub location: Location,
-    /// Its key, so that an index finds it without reading the directory.
+    /// Key of the first object.
     pub key: ShortKey,
+    /// How many objects, at least one.
+    pub objects: u32,
     /// Why.
     pub reason: Reason,
 }
@@ -316,7 +345,7 @@ pub fn encode_gone(records: &[Gone]) -> Vec<u8> {
     for record in records {
         let Location { segment, entries_offset, ordinal } = record.location;
         out.raw(&segment.process.0).u32(segment.number).u32(ordinal).u64(entries_offset);
-        out.raw(&record.key).u16(record.reason.code()).u16(0).u32(0);
+        out.raw(&record.key).u16(record.reason.code()).u16(0).u32(record.objects - 1);
     }
     out.bytes
 }
@@ -331,10 +360,26 @@ pub fn decode_gone(body: &[u8]) -> Result<Vec<Gone>, Damage> {
         let ordinal = input.u32()?;
         let location = Location { segment, entries_offset: input.u64()?, ordinal };
         let (key, reason) = (input.array()?, Reason::from_code(input.u16()?));
-        input.zeros(6)?;
-        records.push(Gone { location, key, reason });
+        input.zeros(2)?;
+        // One less than the number: a record of format 1's first builds, which had zeros here, is of one object.
+        let objects = input.u32()?.saturating_add(1);
+        records.push(Gone { location, key, objects, reason });
     }
     Ok(records)
+}
+
+/// Encodes the body of a `Touch` frame: the last page of each used prefix, the latest use last.
+pub fn encode_touch(keys: &[ShortKey]) -> Vec<u8> {
+    keys.as_flattened().to_vec()
+}
+
+/// Reads the body of a `Touch` frame.
+pub fn decode_touch(body: &[u8]) -> Result<&[ShortKey], Damage> {
+    let (keys, rest) = body.as_chunks();
+    match rest {
+        [] => Ok(keys),
+        _ => Err(Damage::at("touch frame", body.len() as u64)),
+    }
 }
 
 /// Encodes the body of a `Counters` frame: number and value of each counter.

@@ -314,7 +314,7 @@ impl Collector {
                     namespace.add_gone(records);
                 }
             }
-            FrameKind::Seal | FrameKind::Counters | FrameKind::Other(_) => {}
+            _ => {}
         }
     }
 

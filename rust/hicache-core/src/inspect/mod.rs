@@ -190,6 +190,10 @@ impl NamespaceScan {
     }
 
     fn add_gone(&mut self, records: Vec<Gone>) {
-        self.gone.extend(records.into_iter().map(|record| (record.location, record.reason)));
+        for record in records {
+            let ordinals = (record.location.ordinal..u32::MAX).take(record.objects as usize);
+            let places = ordinals.map(|ordinal| Location { ordinal, ..record.location });
+            self.gone.extend(places.map(|location| (location, record.reason)));
+        }
     }
 }

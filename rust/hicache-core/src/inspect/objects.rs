@@ -33,6 +33,8 @@ impl ObjectState {
             ObjectState::Gone(Reason::Damaged) => "quarantined: damaged",
             ObjectState::Gone(Reason::Foreign) => "quarantined: foreign bytes",
             ObjectState::Gone(Reason::Unreadable) => "quarantined: unreadable",
+            ObjectState::Gone(Reason::Duplicate) => "removed: another copy stays",
+            ObjectState::Gone(Reason::Expired) => "expired",
             ObjectState::Gone(Reason::Other(_)) => "removed for a reason that this version does not know",
             ObjectState::Cleared => "cleared",
         }
@@ -40,7 +42,7 @@ impl ObjectState {
 
     /// Whether a reader gave it up because of its bytes.
     pub fn is_quarantined(self) -> bool {
-        matches!(self, ObjectState::Gone(Reason::Damaged | Reason::Foreign | Reason::Unreadable))
+        matches!(self, ObjectState::Gone(reason) if reason.is_quarantine())
     }
 }
 

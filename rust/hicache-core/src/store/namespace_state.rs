@@ -253,7 +253,7 @@ fn apply(index: &mut Index, frame: &Frame<'_>, counters: &Counters, known: Optio
         FrameKind::Remove | FrameKind::Quarantine => {
             frame::decode_gone(frame.body).map(|records| index.apply_gone(&records))
         }
-        FrameKind::Seal | FrameKind::Counters | FrameKind::Other(_) => Ok(()),
+        _ => Ok(()),
     };
     if decoded.is_err() {
         counters.add(Counter::JournalDamage, 1);

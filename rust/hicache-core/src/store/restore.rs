@@ -507,7 +507,7 @@ impl View {
             .iter()
             .filter_map(|part| {
                 let reason = part.quarantine_reason()?;
-                Some(Gone { location: part.location, key: short_key(&keys[part.page]), reason })
+                Some(Gone { location: part.location, key: short_key(&keys[part.page]), objects: 1, reason })
             })
             .collect();
         if gone.is_empty() {
