@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
-use rustix::fs::FallocateFlags;
+use rustix::fs::{FallocateFlags, SeekFrom};
 
 use crate::Region;
 
@@ -172,6 +172,48 @@ pub fn allocated_bytes(metadata: &std::fs::Metadata) -> u64 {
     metadata.blocks() * 512
 }
 
+/// Length of an open file in bytes, for polling: a seek to the end costs half of an `fstat`. Moves the file's cursor,
+/// which nothing here uses.
+pub fn file_len(file: &File) -> io::Result<u64> {
+    Ok(rustix::fs::seek(file, SeekFrom::End(0))?)
+}
+
+/// Sets the length; blocks past a smaller one go back to the file system.
+pub fn truncate(file: &File, len: u64) -> io::Result<()> {
+    file.set_len(len)
+}
+
+/// Takes the blocks of `len` bytes at `offset` now; the file keeps its length. `false` where the file system cannot.
+///
+/// # Errors
+/// `StorageFull` or `QuotaExceeded` where there is no room, and others of the system.
+pub fn preallocate(file: &File, offset: u64, len: u64) -> io::Result<bool> {
+    loop {
+        match rustix::fs::fallocate(file, FallocateFlags::KEEP_SIZE, offset, len) {
+            Ok(()) => return Ok(true),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => return Ok(false),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// First byte from `offset` on that is not in a hole; `None` when there is none. A file system that does not tell
+/// holes calls everything up to the end data. Moves the file's cursor, which nothing here uses.
+pub fn data_start(file: &File, offset: u64) -> io::Result<Option<u64>> {
+    match rustix::fs::seek(file, SeekFrom::Data(offset)) {
+        Ok(start) => Ok(Some(start)),
+        Err(rustix::io::Errno::NXIO) => Ok(None),
+        Err(rustix::io::Errno::INVAL) => Ok(Some(offset)),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Whether `len` bytes at `start` are a hole from end to end; past the end of the file is one.
+pub fn is_hole(file: &File, start: u64, len: u64) -> io::Result<bool> {
+    Ok(data_start(file, start)?.is_none_or(|data| data >= start.saturating_add(len)))
+}
+
 /// Gives the blocks of `len` bytes at `offset` back to the file system; the file keeps its length.
 pub fn punch_hole(file: &File, offset: u64, len: u64) -> io::Result<()> {
     Ok(rustix::fs::fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, len)?)
@@ -257,6 +299,43 @@ mod tests {
         assert!(open_read(&link, Access::Buffered).unwrap_err().to_string().contains("regular file"));
         std::fs::remove_file(&link).unwrap();
         std::fs::remove_file(&target).unwrap();
+    }
+
+    #[test]
+    fn room_is_taken_and_given_back_without_changing_the_length() {
+        let path = scratch("room");
+        let file = create_new(&path).unwrap();
+        let allocated = || allocated_bytes(&file.metadata().unwrap());
+        write_all(&file, b"start", 0).unwrap();
+        let before = allocated();
+        let could = preallocate(&file, 4096, 1 << 20).unwrap();
+        assert_eq!(file_len(&file).unwrap(), 5);
+        assert!(!could || allocated() >= before + (1 << 20));
+        truncate(&file, 5).unwrap();
+        assert!(allocated() < before + (1 << 20));
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn a_hole_is_one_from_end_to_end() {
+        let path = scratch("hole");
+        let file = create_new(&path).unwrap();
+        for block in [0, 1, 2, 3, 8] {
+            write_all(&file, &[7; 65536], block * 65536).unwrap();
+        }
+        assert_eq!(data_start(&file, 5).unwrap(), Some(5));
+        assert!(!is_hole(&file, 0, 65536).unwrap());
+        punch_hole(&file, 65536, 131_072).unwrap();
+        assert!(is_hole(&file, 65536, 131_072).unwrap());
+        assert!(is_hole(&file, 70_000, 4096).unwrap());
+        assert!(!is_hole(&file, 65536, 131_073).unwrap(), "the byte behind the hole is data");
+        assert!(!is_hole(&file, 65535, 4096).unwrap(), "the byte before the hole is data");
+        assert_eq!(data_start(&file, 65536).unwrap(), Some(3 * 65536));
+        assert_eq!(data_start(&file, 4 * 65536).unwrap(), Some(8 * 65536));
+        assert_eq!(data_start(&file, 9 * 65536).unwrap(), None);
+        assert!(is_hole(&file, 9 * 65536, 1).unwrap());
+        assert_eq!(file_len(&file).unwrap(), 9 * 65536);
+        std::fs::remove_file(&path).unwrap();
     }
 
     #[test]

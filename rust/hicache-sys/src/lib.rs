@@ -1,4 +1,4 @@
-//! Everything unsafe below Python: memory lent by an engine, positioned vectored file I/O, file locks.
+//! Everything unsafe below Python: memory lent by an engine, positioned vectored file I/O, file locks, forks.
 //!
 //! This crate owns the unsafe code of the workspace so that the crates above can forbid it. It knows
 //! nothing of pages, keys or formats. Every function is safe to call; the one exception is
@@ -8,6 +8,7 @@
 
 mod aligned;
 pub mod file;
+pub mod fork;
 pub mod lock;
 pub mod probe;
 mod region;
