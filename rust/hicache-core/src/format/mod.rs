@@ -9,6 +9,7 @@ pub mod block;
 pub mod directory;
 pub mod form;
 pub mod frame;
+pub mod ledger;
 pub mod root;
 pub mod segment;
 mod wire;

@@ -4,10 +4,12 @@
 
 use std::io;
 
+use crate::format::SegmentId;
 use crate::format::archive::append_directory_offset;
 use crate::format::directory::{
     DIRECTORY_ALIGNMENT, DirectoryHeader, Entry, Parent, Run, UNKNOWN_DEPTH, directory_bytes, encode,
 };
+use crate::inspect::verify::still_there;
 use crate::inspect::{NamespaceScan, ObjectRef, ObjectState};
 use crate::store::recover;
 
@@ -23,9 +25,14 @@ pub struct ExportReport {
     pub bytes: u64,
     /// Live objects that did not verify, and were left out.
     pub damaged: u64,
+    /// Objects that were removed while the export went on, and were left out.
+    pub removed: u64,
 }
 
-/// Hands out every live object that verifies, in units.
+/// Objects that could not be read: their segments, and where their entries are.
+type Unread = Vec<(SegmentId, u64)>;
+
+/// Hands out every live object that verifies, in units. Beside a live store, objects may be removed meanwhile.
 ///
 /// # Errors
 /// Those of `take`. Damage is left out and counted, not an error.
@@ -34,8 +41,17 @@ pub fn export_units(
     take: &mut dyn FnMut(&[u8]) -> io::Result<()>,
 ) -> io::Result<ExportReport> {
     let mut report = ExportReport::default();
+    let mut unread = Unread::new();
     for run in namespace.runs_in_disk_order() {
-        export_run(namespace, &run, &mut report, take)?;
+        export_run(namespace, &run, &mut report, &mut unread, take)?;
+    }
+    report.damaged = unread.len() as u64;
+    if report.damaged > 0
+        && let Some(root) = namespace.folder.ancestors().nth(2)
+        && let Ok(there) = still_there(root)
+    {
+        report.removed = unread.iter().filter(|&place| !there.contains(place)).count() as u64;
+        report.damaged -= report.removed;
     }
     Ok(report)
 }
@@ -44,17 +60,18 @@ fn export_run(
     namespace: &NamespaceScan,
     objects: &[ObjectRef<'_>],
     report: &mut ExportReport,
+    unread: &mut Unread,
     take: &mut dyn FnMut(&[u8]) -> io::Result<()>,
 ) -> io::Result<()> {
+    let place = |object: &ObjectRef<'_>| (object.segment(), object.entry_offset());
     let live = |object: &&ObjectRef<'_>| object.state == ObjectState::Live;
     let Some(first) = objects.iter().find(live) else { return Ok(()) };
-    let lost = objects.iter().filter(live).count() as u64;
     let Ok(segment) = namespace.open_segment(first.segment()) else {
-        report.damaged += lost;
+        unread.extend(objects.iter().filter(live).map(place));
         return Ok(());
     };
     let file_bytes = segment.metadata()?.len();
-    let directory = recover::read_directory(&segment, first.run.directory_offset, file_bytes);
+    let directory = recover::read_directory(&segment, first.run.directory_offset, file_bytes).ok().flatten();
     let header_of = directory.and_then(|directory| {
         let offset = first.run.entries_offset.checked_sub(first.run.directory_offset)?;
         directory.runs.into_iter().find(|run| run.entries_offset == offset).map(|run| run.run)
@@ -74,7 +91,7 @@ fn export_run(
         })
     };
     let Some(header) = header_of.or_else(from_journal) else {
-        report.damaged += lost;
+        unread.extend(objects.iter().filter(live).map(place));
         return Ok(());
     };
     let mut unit = ArchiveUnit::new(namespace, header);
@@ -83,7 +100,9 @@ fn export_run(
         let read =
             if object.state == ObjectState::Live { Some(object.read(namespace, &segment)) } else { None };
         let Some(Ok(stored)) = read else {
-            report.damaged += u64::from(object.state == ObjectState::Live);
+            if object.state == ObjectState::Live {
+                unread.push(place(object));
+            }
             unit.finish(take)?;
             // What comes before the next page is known if its entry is whole, readable or not.
             let parent = object
@@ -161,7 +180,7 @@ impl<'a> ArchiveUnit<'a> {
         let runs = [run];
         let header = DirectoryHeader {
             namespace: self.namespace.fingerprint,
-            segment: crate::format::SegmentId { process: crate::format::ProcessId([0; 16]), number: 0 },
+            segment: SegmentId { process: crate::format::ProcessId([0; 16]), number: 0 },
             generation: 0,
             unit_offset: 0,
             directory_offset: bytes.len() as u64,

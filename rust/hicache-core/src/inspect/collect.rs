@@ -1,26 +1,32 @@
 //! Reading a whole root.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::path::Path;
 
 use hicache_sys::file::{self, Access};
 
-use crate::format::frame::{self, Frame, FrameKind, Location};
+use crate::format::frame::{self, FRAME_HEADER_BYTES, Frame, FrameKind, Location};
 use crate::format::root::{RootDescription, RootFile, decode_generation};
 use crate::format::{ProcessId, SegmentId};
 use crate::inspect::ProblemKind::{Damaged, Foreign, LeftBehind, Missing, Unreadable};
-use crate::inspect::{NamespaceScan, Problem, ProblemKind, ProcessScan, RootScan, RunScan, SegmentScan};
+use crate::inspect::{
+    NamespaceScan, Problem, ProblemKind, ProcessScan, RootScan, RunScan, SegmentScan, ledger,
+};
 use crate::namespace::{Fingerprint, Namespace};
 use crate::pool::Pool;
 use crate::store::counters::Counter;
 use crate::store::paths::{Paths, parse_journal_name};
 use crate::store::recover::{self, KnownUnits};
-use crate::store::root::{read_file, used_bytes};
-use crate::store::tail::{TailReport, is_alive, read_frames};
+use crate::store::root::read_file;
+use crate::store::tail::{Sequences, is_alive, read_frames};
+use crate::store::usage::Usage;
 use crate::{Error, Result};
 
 /// Longest small file that is read: a manifest, a description.
 const MAX_WORDS_BYTES: u64 = 1 << 20;
+
+/// Listings of the journals' folder, each but the first because journals came during the one before.
+const LISTING_ROUNDS: u32 = 8;
 
 /// Reads the root at `path`.
 ///
@@ -30,6 +36,7 @@ const MAX_WORDS_BYTES: u64 = 1 << 20;
 pub fn scan(path: &Path) -> Result<RootScan> {
     let mut collector = Collector::new(path)?;
     collector.read_description()?;
+    collector.read_ledger();
     collector.read_namespaces();
     collector.read_journals();
     collector.read_silent_units();
@@ -43,6 +50,11 @@ struct Collector {
     processes: BTreeMap<ProcessId, ProcessScan>,
     known: HashMap<Fingerprint, KnownUnits>,
     form_numbers: HashMap<(Fingerprint, crate::format::form::Form), u32>,
+    sequences: Sequences,
+    /// Runs that were told of, by their segment and first entry.
+    told: HashSet<(SegmentId, u64)>,
+    /// Whether a journal was written anew or merged, which leaves out what was removed together with its segment.
+    is_rewritten: bool,
 }
 
 impl Collector {
@@ -63,7 +75,8 @@ impl Collector {
         let scan = RootScan {
             root: path.to_owned(),
             description: None,
-            used_bytes: used_bytes(&paths),
+            used_bytes: 0,
+            ledger: None,
             namespaces: Vec::new(),
             processes: Vec::new(),
             counters: BTreeMap::new(),
@@ -76,6 +89,9 @@ impl Collector {
             processes: BTreeMap::new(),
             known: HashMap::new(),
             form_numbers: HashMap::new(),
+            sequences: Sequences::default(),
+            told: HashSet::new(),
+            is_rewritten: false,
         })
     }
 
@@ -124,11 +140,22 @@ impl Collector {
             Err(error) => self.unreadable(&path, "cannot read", &error),
         }
         for name in self.list(&self.paths.root.clone()) {
-            if ["root.json", "ns", "journal", "lost+found"].iter().all(|own| name != *own) {
+            if ["root.json", "budget", "evict", "ns", "journal", "lost+found"].iter().all(|own| name != *own)
+            {
                 self.other(&self.paths.root.join(&name));
             }
         }
         Ok(())
+    }
+
+    fn read_ledger(&mut self) {
+        match ledger::read(&self.paths) {
+            ledger::Found::Whole(ledger) => self.scan.ledger = Some(ledger),
+            ledger::Found::Nothing => {}
+            ledger::Found::Damaged => {
+                self.problem(Damaged, &self.paths.budget(), "damaged; the next write measures anew");
+            }
+        }
     }
 
     fn read_namespaces(&mut self) {
@@ -192,7 +219,7 @@ impl Collector {
 
     fn read_segment(&mut self, found: &mut NamespaceScan, segment: SegmentId, path: &Path) {
         let alive = is_alive(&self.paths, segment.process);
-        self.process(segment.process, alive);
+        self.process(segment.process, alive).segments += 1;
         let opened = file::open_read(path, Access::Buffered).and_then(|file| {
             let metadata = file.metadata()?;
             Ok((file, metadata))
@@ -240,69 +267,111 @@ impl Collector {
             process,
             is_alive,
             journal_bytes: 0,
+            segments: 0,
+            disk_bytes: 0,
             last_frame_ns: 0,
             counters: BTreeMap::new(),
+            inherited: BTreeMap::new(),
         })
     }
 
     fn read_journals(&mut self) {
         let folder = self.paths.journals();
-        for name in self.list(&folder) {
-            let path = folder.join(&name);
-            let name = name.to_str().unwrap_or_default();
-            if let Some((process, _)) = parse_journal_name(name) {
-                let alive = is_alive(&self.paths, process);
-                self.read_journal(process, alive, &path);
-            } else if name.strip_suffix(".lock").is_none_or(|process| process.parse::<ProcessId>().is_err()) {
-                self.other(&path);
+        let mut read = HashSet::new();
+        // Journals are written anew and merged beside us: what one that went held is in one that came.
+        for round in 0..LISTING_ROUNDS {
+            let mut journals: BTreeMap<ProcessId, BTreeSet<u32>> = BTreeMap::new();
+            for name in self.list(&folder) {
+                let path = folder.join(&name);
+                let name = name.to_str().unwrap_or_default();
+                let is_lock = name.strip_suffix(".lock").is_some_and(|id| id.parse::<ProcessId>().is_ok());
+                match parse_journal_name(name) {
+                    Some(id) if read.insert(id) => {
+                        journals.entry(id.0).or_default().insert(id.1);
+                    }
+                    None if round == 0 && !is_lock => self.other(&path),
+                    _ => {}
+                }
+            }
+            if journals.is_empty() {
+                break;
+            }
+            for (owner, numbers) in journals {
+                self.read_journals_of(owner, &numbers);
             }
         }
     }
 
-    fn read_journal(&mut self, process: ProcessId, alive: bool, path: &Path) {
-        self.process(process, alive);
-        let read = file::open_read(path, Access::Buffered).and_then(|file| {
-            let len = file.metadata()?.len();
-            let mut report = TailReport::default();
-            let position = read_frames(&file, 0, len, &mut report, &mut |frame| self.take(frame))?;
-            Ok((len, position, report))
-        });
-        match read {
-            Err(error) => self.unreadable(path, "cannot read", &error),
-            Ok((len, position, report)) => {
-                self.process(process, alive).journal_bytes += len;
-                if report.damaged_stretches > 0 {
-                    let message = format!("{} damaged stretches, passed over", report.damaged_stretches);
-                    self.problem(Damaged, path, message);
-                }
-                if position < len && !alive {
-                    let rest = len - position;
-                    let message = format!("the last {rest} bytes are no whole frame: its writer was killed");
-                    self.problem(LeftBehind, path, message);
-                }
+    /// Reads journals of one owner in their order: one that starts with a checkpoint replaces those before it.
+    fn read_journals_of(&mut self, owner: ProcessId, numbers: &BTreeSet<u32>) {
+        let alive = is_alive(&self.paths, owner);
+        self.process(owner, alive);
+        let mut open = Vec::new();
+        for &number in numbers {
+            let path = self.paths.journal(owner, number);
+            let opened = file::open_read(&path, Access::Buffered).and_then(|file| {
+                let len = file.metadata()?.len();
+                Ok((path.clone(), starts_with_checkpoint(&file)?, len, file))
+            });
+            match opened {
+                Ok(opened) => open.push(opened),
+                // Replaced or merged since the folder was listed.
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                Err(error) => self.unreadable(&path, "cannot read", &error),
             }
+        }
+        let first = open.iter().rposition(|(_, is_checkpoint, ..)| *is_checkpoint).unwrap_or(0);
+        for (index, (path, _, len, file)) in open.iter().enumerate() {
+            self.process(owner, alive).journal_bytes += len;
+            if index >= first {
+                self.read_journal(owner, path, file, *len);
+            } else if !alive {
+                self.problem(LeftBehind, path, "replaced by a later journal; its writer was killed");
+            }
+        }
+    }
+
+    fn read_journal(&mut self, owner: ProcessId, path: &Path, file: &std::fs::File, len: u64) {
+        let alive = is_alive(&self.paths, owner);
+        let read = match read_frames(file, 0, len, &mut Vec::new(), &mut |frame| {
+            self.is_rewritten |= frame.kind == FrameKind::Checkpoint || frame.process != owner;
+            self.take(frame);
+        }) {
+            Ok(read) => read,
+            // Cut, since it was replaced or merged.
+            Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => return,
+            Err(error) => return self.unreadable(path, "cannot read", &error),
+        };
+        if read.damaged_stretches > 0 {
+            let message = format!("{} damaged stretches, passed over", read.damaged_stretches);
+            self.problem(Damaged, path, message);
+        }
+        if read.position < len && !alive {
+            let rest = len - read.position;
+            let message = format!("the last {rest} bytes are no whole frame: its writer was killed");
+            self.problem(LeftBehind, path, message);
         }
     }
 
     fn take(&mut self, frame: &Frame<'_>) {
+        if frame.kind == FrameKind::Checkpoint || !self.sequences.take(frame) {
+            return;
+        }
         let process = self.process(frame.process, false);
         process.last_frame_ns = process.last_frame_ns.max(frame.written_ns);
-        if frame.kind == FrameKind::Counters {
-            if let Ok(values) = frame::decode_counters(frame.body) {
-                let named = |(number, value): (u32, u64)| {
-                    let counter = Counter::ALL.iter().find(|&&counter| counter as u32 == number)?;
-                    Some((*counter, value))
-                };
-                process.counters = values.into_iter().filter_map(named).collect();
-            }
-            return;
+        match frame.kind {
+            FrameKind::Counters => process.counters = named_counters(frame.body),
+            FrameKind::Inherited => process.inherited = named_counters(frame.body),
+            _ => {}
         }
         let Some(namespace) = self.namespaces.get_mut(&frame.namespace) else { return };
         match frame.kind {
             FrameKind::Add => {
-                let numbers = &mut self.form_numbers;
+                let (numbers, told) = (&mut self.form_numbers, &mut self.told);
                 let added = frame::decode_add(frame.body, |unit, run| {
-                    namespace.add_run(numbers, unit, &run, frame.written_ns);
+                    if told.insert((unit.segment, run.entries_offset)) {
+                        namespace.add_run(numbers, unit, &run, frame.written_ns);
+                    }
                 });
                 if let Ok(unit) = added {
                     let known = self.known.entry(frame.namespace).or_default();
@@ -329,8 +398,13 @@ impl Collector {
             for id in known.keys().filter(|id| !there.contains(id)) {
                 let path = namespace.segment_path(*id);
                 // A live writer may have made it since the folder was listed.
-                if std::fs::symlink_metadata(&path).is_err() {
-                    missing.push((path, namespace.runs_lost(*id)));
+                if std::fs::symlink_metadata(&path).is_ok() {
+                    continue;
+                }
+                // The removes of a segment go with it where a journal was written anew: then nothing is amiss.
+                match self.is_rewritten {
+                    true => namespace.runs.retain(|run| run.segment != *id),
+                    false => missing.push((path, namespace.runs_lost(*id))),
                 }
             }
             for segment in segments {
@@ -344,7 +418,9 @@ impl Collector {
                 for directory in found.iter().filter(|found| found.header.namespace == fingerprint) {
                     let written_ns = directory.header.written_ns;
                     recover::announce(directory, |unit, run| {
-                        namespace.add_run(&mut self.form_numbers, unit, run, written_ns);
+                        if self.told.insert((unit.segment, run.entries_offset)) {
+                            namespace.add_run(&mut self.form_numbers, unit, run, written_ns);
+                        }
                     });
                     for run in &directory.runs {
                         if let Ok(pool) = Pool::from_canonical_bytes(&run.run.pool_bytes) {
@@ -360,9 +436,12 @@ impl Collector {
     }
 
     fn finish(mut self) -> RootScan {
-        let processes: Vec<ProcessScan> = self.processes.into_values().collect();
-        for process in &processes {
-            for (&counter, value) in &process.counters {
+        let usage = Usage::measure(&self.paths);
+        self.scan.used_bytes = usage.total;
+        let mut processes: Vec<ProcessScan> = self.processes.into_values().collect();
+        for process in &mut processes {
+            process.disk_bytes = usage.of(process.process);
+            for (&counter, value) in process.counters.iter().chain(&process.inherited) {
                 let total = self.scan.counters.entry(counter).or_default();
                 *total = total.saturating_add(*value);
             }
@@ -412,6 +491,25 @@ impl NamespaceScan {
         let runs = self.runs.iter().filter(|run| run.segment == segment && run.generation == self.generation);
         runs.map(of_run).sum()
     }
+}
+
+/// Whether the first frame of a journal says that it replaces those before it.
+fn starts_with_checkpoint(file: &std::fs::File) -> std::io::Result<bool> {
+    let mut bytes = [0; FRAME_HEADER_BYTES];
+    match file::read_exact(file, &mut bytes, 0) {
+        Ok(()) => Ok(Frame::decode(&bytes).is_ok_and(|(frame, _)| frame.kind == FrameKind::Checkpoint)),
+        Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// The counters in a frame's body that this version knows.
+fn named_counters(body: &[u8]) -> BTreeMap<Counter, u64> {
+    let named = |(number, value): (u32, u64)| {
+        let counter = Counter::ALL.iter().find(|&&counter| counter as u32 == number)?;
+        Some((*counter, value))
+    };
+    frame::decode_counters(body).unwrap_or_default().into_iter().filter_map(named).collect()
 }
 
 /// Reads a file in words.

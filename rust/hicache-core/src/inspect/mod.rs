@@ -5,6 +5,7 @@
 
 pub mod archive;
 mod collect;
+mod ledger;
 pub mod objects;
 pub mod verify;
 
@@ -17,6 +18,7 @@ pub use verify::{Finding, FindingKind, VerifyProgress, verify};
 
 use crate::format::form::Form;
 use crate::format::frame::{Gone, Location, Reason, ShortKey};
+use crate::format::ledger::{Ledger, LedgerEntry};
 use crate::format::root::RootDescription;
 use crate::format::{ProcessId, SegmentId};
 use crate::namespace::{Fingerprint, Namespace};
@@ -76,9 +78,11 @@ pub struct RootScan {
     pub description: Option<RootDescription>,
     /// Bytes that the files take on disk, holes not counted.
     pub used_bytes: u64,
+    /// What each process may take on disk, as last written down; `None` where nobody wrote, or it is damaged.
+    pub ledger: Option<Ledger>,
     /// The namespaces, by fingerprint.
     pub namespaces: Vec<NamespaceScan>,
-    /// The processes that left a journal or a segment.
+    /// The processes that left a journal, a segment, or frames in another's journal.
     pub processes: Vec<ProcessScan>,
     /// Totals over all processes, the dead included.
     pub counters: BTreeMap<Counter, u64>,
@@ -95,10 +99,23 @@ pub struct ProcessScan {
     pub is_alive: bool,
     /// Bytes of its journals.
     pub journal_bytes: u64,
+    /// Its segment files.
+    pub segments: usize,
+    /// Bytes that all its files take on disk, holes not counted.
+    pub disk_bytes: u64,
     /// Wall clock of its last frame, ns since 1970; 0 if it said nothing.
     pub last_frame_ns: u64,
     /// Its own totals, as last left.
     pub counters: BTreeMap<Counter, u64>,
+    /// Totals of dead processes whose journals it merged into its own, as far as they are summed up.
+    pub inherited: BTreeMap<Counter, u64>,
+}
+
+impl RootScan {
+    /// What the budget's ledger says of a process. Entries of dead ones stay until the next measurement.
+    pub fn granted(&self, process: ProcessId) -> Option<&LedgerEntry> {
+        self.ledger.as_ref().and_then(|ledger| ledger.entry(process))
+    }
 }
 
 /// One namespace as it was found.

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::io;
+use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -142,19 +143,21 @@ pub fn verify(
     Ok((now(), findings))
 }
 
-/// Beside a live store, an object may be removed while it is read: looked at again, that is no finding.
+/// Beside a live store, an object may be removed while it is read: looked at again, that is no finding. A journal
+/// that was written anew meanwhile tells no more of objects whose segment went; so those that are there count.
 fn drop_removed(scan: &RootScan, findings: &mut Vec<Finding>) -> Result<()> {
-    let later = crate::inspect::scan(&scan.root)?;
-    let mut removed = HashSet::new();
-    for namespace in &later.namespaces {
-        let is_removed =
-            |object: &ObjectRef<'_>| object.state != ObjectState::Live && !object.state.is_quarantined();
-        removed.extend(
-            namespace.objects().filter(is_removed).map(|object| (object.segment(), object.entry_offset())),
-        );
-    }
-    findings.retain(|finding| !removed.contains(&(finding.segment, finding.entry_offset)));
+    let there = still_there(&scan.root)?;
+    findings.retain(|finding| there.contains(&(finding.segment, finding.entry_offset)));
     Ok(())
+}
+
+/// Objects of a root that nobody removed by now: their segments, and where their entries are.
+pub(super) fn still_there(root: &Path) -> Result<HashSet<(SegmentId, u64)>> {
+    let is_there =
+        |object: &ObjectRef<'_>| object.state == ObjectState::Live || object.state.is_quarantined();
+    let place = |object: ObjectRef<'_>| (object.segment(), object.entry_offset());
+    let scan = crate::inspect::scan(root)?;
+    Ok(scan.namespaces.iter().flat_map(NamespaceScan::objects).filter(is_there).map(place).collect())
 }
 
 fn finding(namespace: &NamespaceScan, object: &ObjectRef<'_>, message: String) -> Finding {

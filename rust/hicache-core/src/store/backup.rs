@@ -19,7 +19,8 @@ use crate::store::index::{MAX_RUN_PAGES, UNNAMED};
 use crate::store::io::{Write, gather};
 use crate::store::landing::Landing;
 use crate::store::notices::Level;
-use crate::store::publish::{Refused, UnitPlan, consecutive};
+use crate::store::publish::{UnitPlan, consecutive};
+use crate::store::room::Refused;
 use crate::store::segment_writer::Reservation;
 use crate::store::view::{BoundMemory, PoolMemory, PoolState, View};
 use crate::{Error, ErrorKind, Result};
@@ -122,6 +123,11 @@ impl View {
         refuse_unusable(keys)?;
         self.refresh();
         let missing = self.missing(keys, &memory);
+        let start = self.known_start(keys, start);
+        self.touch_present(keys, &missing);
+        if self.inner.options.detect_conflicts {
+            self.compare_present(keys, &memory, &missing);
+        }
         let is_given = |page| memory.iter().any(|memory| memory.slots[page] >= 0);
         let outcome = |page| if is_given(page) { BackupOutcome::Present } else { BackupOutcome::Skipped };
         let mut report = BackupReport {
@@ -150,6 +156,34 @@ impl View {
         Ok(report)
     }
 
+    /// Where the chain starts: as the caller says, else as an earlier look-up told.
+    fn known_start(&self, keys: &[PageKey], start: ChainStart) -> ChainStart {
+        match keys.first() {
+            Some(first) if start == ChainStart::default() => {
+                let lookups = self.lookups.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+                lookups.start(first).unwrap_or_default()
+            }
+            _ => start,
+        }
+    }
+
+    /// Storing what is there already is a use of it.
+    fn touch_present(&self, keys: &[PageKey], missing: &[Vec<bool>]) {
+        let present =
+            (0..keys.len()).take_while(|&page| missing.iter().all(|missing| !missing[page])).count();
+        self.state.touch(keys, present);
+    }
+
+    /// Whether the page before this one is still there: a chain that the root cannot hold displaces itself, and what
+    /// comes after the gap would be of no use.
+    fn has_parent(&self, keys: &[PageKey], memory: &[BoundMemory<'_>], page: usize) -> bool {
+        let Some(before) = page.checked_sub(1) else { return true };
+        self.refresh();
+        let index = self.state.index();
+        let mut pools = self.pools.iter().zip(memory).filter(|(_, memory)| memory.slots[before] >= 0);
+        pools.all(|(pool, _)| pool.coverage(&index).walk(&index).has(&keys[before]))
+    }
+
     /// For each pool and page: whether an object must be written.
     fn missing(&self, keys: &[PageKey], memory: &[BoundMemory<'_>]) -> Vec<Vec<bool>> {
         let index = self.state.index();
@@ -166,6 +200,8 @@ impl View {
     /// missing belong to none.
     fn units(&self, pages: usize, missing: &[Vec<bool>]) -> Vec<Range<usize>> {
         let most = if self.zstd_level > 0 { COMPRESSED_UNIT_BYTES } else { UNIT_BYTES };
+        // In a small root, room is made and taken in small parts.
+        let most = most.min(self.inner.segment_bytes());
         let mut units: Vec<Range<usize>> = Vec::new();
         let mut bytes = 0;
         for page in 0..pages {
@@ -218,9 +254,15 @@ impl View {
         let raw_bytes = plans.iter().map(|plan| plan.pages.len() as u64 * plan.pool.form.page_bytes).sum();
         let unit = UnitPlan::new(runs);
         let stored_bytes = unit.bytes;
-        unit.publish(&self.inner, &self.state, |runs, room| match &compressed {
-            Some(stored) => self.write_compressed(runs, stored, room),
-            None => self.write_straight(&plans, runs, room),
+        unit.publish(&self.inner, &self.state, |runs, room| {
+            // Room was made by now, perhaps of what comes before.
+            if !self.has_parent(keys, memory, pages.start) {
+                return Err(io::Error::other(Displaced));
+            }
+            match &compressed {
+                Some(stored) => self.write_compressed(runs, stored, room),
+                None => self.write_straight(&plans, runs, room),
+            }
         })?;
         self.inner.counters.add(Counter::BackupUnknownParent, unknown as u64);
         Ok((raw_bytes, stored_bytes))
@@ -512,6 +554,18 @@ fn refuse_unusable(keys: &[PageKey]) -> Result<()> {
     }
 }
 
+/// A chain that is longer than the root can hold.
+#[derive(Debug)]
+struct Displaced;
+
+impl std::fmt::Display for Displaced {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("the root cannot hold the whole chain: the pages before had to leave")
+    }
+}
+
+impl std::error::Error for Displaced {}
+
 /// Why a unit was not written.
 struct Refusal {
     outcome: BackupOutcome,
@@ -522,12 +576,15 @@ struct Refusal {
 impl From<Refused> for Refusal {
     fn from(refused: Refused) -> Self {
         let (outcome, counter) = match &refused {
+            refused if refused.is_no_space() => (BackupOutcome::Refused, Counter::BackupRefusedNoSpace),
             Refused::Capacity(_) => (BackupOutcome::Refused, Counter::BackupRefusedCapacity),
-            // ENOSPC, EDQUOT and EFBIG: there is no room, whatever the capacity says.
-            Refused::Io(error) if matches!(error.raw_os_error(), Some(28 | 122 | 27)) => {
-                (BackupOutcome::Refused, Counter::BackupRefusedNoSpace)
+            Refused::Busy => (BackupOutcome::Refused, Counter::BackupRefusedBusy),
+            Refused::Io(error) if error.get_ref().is_some_and(|source| source.is::<Displaced>()) => {
+                (BackupOutcome::Refused, Counter::BackupRefusedCapacity)
             }
-            Refused::Io(_) => (BackupOutcome::Error, Counter::BackupError),
+            Refused::Io(_) | Refused::NoSpace(_) | Refused::Floor => {
+                (BackupOutcome::Error, Counter::BackupError)
+            }
         };
         Refusal { outcome, counter, reason: io::Error::from(refused).to_string() }
     }

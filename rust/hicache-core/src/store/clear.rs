@@ -1,5 +1,7 @@
 //! `clear`: a namespace's generation is raised, and what it left behind is deleted.
 
+use std::sync::atomic::Ordering;
+
 use crate::format::SegmentId;
 use crate::namespace::Namespace;
 use crate::store::namespace_state::NamespaceState;
@@ -29,12 +31,21 @@ pub(crate) fn clear(inner: &Inner, state: &NamespaceState) -> Result<usize> {
     };
     inner.announce().map_err(|error| Error::io("cannot write to", &inner.paths.journals(), error))?;
     state.raise_generation(inner.process, seen)?;
-    if let Ok(Some(sealed)) = state.writer.close(&inner.transfers) {
-        inner.tell_sealed(state.fingerprint, &sealed);
-    }
+    state.writer.close(&inner.transfers);
+    inner.tell_sealed(state);
     state.refresh(&inner.counters);
     delete_old_segments(inner, state);
     Ok(objects)
+}
+
+/// Seals and deletes this process's segments of generations that are over, once for each.
+pub(crate) fn leave_old_generations(inner: &Inner, state: &NamespaceState) {
+    let generation = state.index().generation();
+    if state.left_generation.swap(generation, Ordering::Relaxed) < generation {
+        state.writer.retire_before(&inner.transfers, generation);
+        inner.tell_sealed(state);
+        delete_old_segments(inner, state);
+    }
 }
 
 /// Unlinks segments of generations before the present one, of this process and of dead ones. A live process's
@@ -42,6 +53,8 @@ pub(crate) fn clear(inner: &Inner, state: &NamespaceState) -> Result<usize> {
 fn delete_old_segments(inner: &Inner, state: &NamespaceState) {
     let generation = state.index().generation();
     let folder = inner.paths.namespace(&state.fingerprint);
+    let before = inner.budget.before_freeing();
+    let mut freed = Vec::new();
     for id in root::list(&folder).iter().filter_map(|name| SegmentId::from_file_name(name)) {
         if id.process != inner.process && tail::is_alive(&inner.paths, id.process) {
             continue;
@@ -55,10 +68,13 @@ fn delete_old_segments(inner: &Inner, state: &NamespaceState) {
             continue;
         }
         inner.files.forget(&state.fingerprint, id);
-        if let Ok(metadata) = file.metadata() {
-            // First the blocks, then the name: readers may still hold the file open.
-            let _ = hicache_sys::file::punch_hole(&file, 0, metadata.len());
+        let bytes = file.metadata().map_or(0, |metadata| hicache_sys::file::allocated_bytes(&metadata));
+        // First the blocks, then the name: readers may still hold the file open.
+        if file.set_len(0).is_ok() && std::fs::remove_file(&path).is_ok() {
+            freed.push((id.process, bytes));
         }
-        let _ = std::fs::remove_file(&path); // gone already is as good
+    }
+    if !freed.is_empty() {
+        inner.budget.freed(before, &freed);
     }
 }

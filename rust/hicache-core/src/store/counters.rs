@@ -37,6 +37,8 @@ counters! {
     BackupStoredBytes = 7, "backup_stored_bytes";
     /// Runs written without knowing what comes before them.
     BackupUnknownParent = 8, "backup_unknown_parent_runs";
+    /// Pages refused because other processes held the budget for too long.
+    BackupRefusedBusy = 9, "backup_refused_busy_pages";
     /// Calls of `match`.
     MatchCalls = 10, "match_calls";
     /// Pages asked for by `match`.
@@ -67,6 +69,22 @@ counters! {
     SegmentsRebuilt = 32, "segments_rebuilt_from_directories";
     /// Writes or reads past the page cache that were refused and went through it.
     DirectFallbacks = 33, "direct_io_fallbacks";
+    /// Objects that this process evicted, its own and others'.
+    EvictedObjects = 40, "evicted_objects";
+    /// Bytes on disk that went back by it.
+    EvictedBytes = 41, "evicted_bytes";
+    /// Objects that this process removed because they were older than the time to live.
+    ExpiredObjects = 42, "expired_objects";
+    /// Copies of this process's own that were removed because another copy stays.
+    DuplicateObjects = 43, "duplicate_objects";
+    /// Objects moved out of sparse segments.
+    CompactedObjects = 44, "compacted_objects";
+    /// Objects stored twice with different bytes.
+    Conflicts = 45, "conflicting_objects";
+    /// Writes that found the file system or quota full.
+    NoSpace = 46, "no_space_errors";
+    /// Segments of dead processes that this process finished.
+    FinishedSegments = 47, "finished_segments";
 }
 
 /// One process's counters.

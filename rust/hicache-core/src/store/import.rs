@@ -3,18 +3,15 @@
 use std::sync::Arc;
 
 use crate::format::archive::split_unit;
-use crate::format::block::block_checksum;
-use crate::format::directory::{
-    self, Directory, DirectoryHeader, Entry, Parent, ReadRun, Run, UNKNOWN_DEPTH,
-};
+use crate::format::directory::{self, Entry, ReadRun};
 use crate::format::frame::short_key;
 use crate::namespace::Namespace;
 use crate::pool::Pool;
 use crate::store::index::Interest;
 use crate::store::namespace_state::NamespaceState;
-use crate::store::publish::{UnitPlan, consecutive};
-use crate::store::segment_writer::Reservation;
-use crate::store::{Inner, Store};
+use crate::store::publish::consecutive;
+use crate::store::stored_run::{self, Stretch};
+use crate::store::{Handle, Inner, Store};
 use crate::{Error, ErrorKind, Result};
 
 /// What became of imported objects.
@@ -33,6 +30,7 @@ pub struct ImportReport {
 /// Takes archived units of one namespace into a root.
 pub struct Importer {
     inner: Arc<Inner>,
+    _handle: Arc<Handle>,
     state: Arc<NamespaceState>,
     report: ImportReport,
 }
@@ -49,7 +47,8 @@ impl Store {
         }
         let state = self.inner.namespace(&namespace);
         state.describe(self.inner.process, &pools.iter().collect::<Vec<_>>())?;
-        Ok(Importer { inner: Arc::clone(&self.inner), state, report: ImportReport::default() })
+        let (inner, _handle) = (Arc::clone(&self.inner), Arc::clone(&self.handle));
+        Ok(Importer { inner, _handle, state, report: ImportReport::default() })
     }
 }
 
@@ -72,7 +71,7 @@ impl Importer {
         }
         self.report.damaged_runs += u64::from(directory.damaged_runs);
         for read in &directory.runs {
-            self.run(payload, &directory, read)?;
+            self.run(payload, read)?;
         }
         Ok(())
     }
@@ -82,7 +81,7 @@ impl Importer {
         self.report
     }
 
-    fn run(&mut self, payload: &[u8], directory: &Directory, read: &ReadRun) -> Result<()> {
+    fn run(&mut self, payload: &[u8], read: &ReadRun) -> Result<()> {
         let form = read.run.form;
         let pool = Pool::from_canonical_bytes(&read.run.pool_bytes)
             .ok()
@@ -97,7 +96,7 @@ impl Importer {
         self.state.refresh(&self.inner.counters);
         let mut wanted = Vec::with_capacity(read.entries.len());
         for entry in &read.entries {
-            let stored = entry.as_ref().and_then(|entry| self.whole(payload, directory, read, entry));
+            let stored = entry.as_ref().and_then(|entry| self.whole(payload, read, entry));
             let is_present = entry
                 .as_ref()
                 .is_some_and(|entry| self.state.index().has_form(&short_key(&entry.key), &form));
@@ -107,34 +106,11 @@ impl Importer {
         }
         for pages in consecutive(&wanted, 0..wanted.len()) {
             let mut unit_payload = Vec::new();
-            let mut entries = Vec::with_capacity(pages.len());
             for entry in read.entries[pages.clone()].iter().flatten() {
-                let Some(stored) = self.whole(payload, directory, read, entry) else { continue };
-                entries.push(Entry { payload_offset: unit_payload.len() as u64, ..entry.clone() });
-                unit_payload.extend_from_slice(stored);
+                unit_payload.extend_from_slice(self.whole(payload, read, entry).unwrap_or_default());
             }
-            let before = pages.start.checked_sub(1).map(|before| read.entries[before].as_ref());
-            let parent = match before {
-                None => read.run.parent,
-                Some(Some(entry)) => Parent::Page(entry.key),
-                Some(None) => Parent::Unknown,
-            };
-            let depth = match read.run.depth {
-                UNKNOWN_DEPTH => UNKNOWN_DEPTH,
-                depth => depth.saturating_add(pages.start as u32),
-            };
-            let payload_bytes = unit_payload.len() as u64;
-            let run = Run { payload_offset: 0, payload_bytes, parent, depth, entries, ..read.run.clone() };
-            let write_payload = |runs: &mut [Run], room: &Reservation| {
-                let offset = room.offset + runs[0].payload_offset;
-                self.inner.transfers.write_small(
-                    room.file.path(),
-                    room.file.buffered(),
-                    &unit_payload,
-                    offset,
-                )
-            };
-            UnitPlan::new(vec![run]).publish(&self.inner, &self.state, write_payload).map_err(|refused| {
+            let stretch = Stretch::new(read, pages.clone(), unit_payload);
+            stored_run::publish(&self.inner, &self.state, vec![stretch], None).map_err(|refused| {
                 let folder = self.inner.paths.namespace(&self.state.fingerprint);
                 Error::io("cannot write to", &folder, refused.into())
             })?;
@@ -144,25 +120,10 @@ impl Importer {
     }
 
     /// Stored bytes of an entry, if every block verifies.
-    fn whole<'a>(
-        &self,
-        payload: &'a [u8],
-        directory: &Directory,
-        read: &ReadRun,
-        entry: &Entry,
-    ) -> Option<&'a [u8]> {
-        let DirectoryHeader { namespace, .. } = directory.header;
+    fn whole<'a>(&self, payload: &'a [u8], read: &ReadRun, entry: &Entry) -> Option<&'a [u8]> {
         let start = usize::try_from(entry.payload_offset).ok()?;
-        let stored = payload.get(start..start.checked_add(usize::try_from(entry.stored_bytes()).ok()?)?)?;
-        let seed = read.run.form.seed(&namespace, &entry.key);
-        let mut rest = stored;
-        for (index, block) in entry.blocks.iter().enumerate() {
-            let (bytes, tail) = rest.split_at_checked(block.stored_bytes as usize)?;
-            rest = tail;
-            if block_checksum(seed, index as u32, bytes) != block.checksum {
-                return None;
-            }
-        }
-        Some(stored)
+        let end = start.checked_add(usize::try_from(entry.stored_bytes()).ok()?)?;
+        let stored = payload.get(start..end)?;
+        stored_run::is_whole(&self.state.fingerprint, &read.run, entry, stored).then_some(stored)
     }
 }

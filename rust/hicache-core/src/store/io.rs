@@ -158,14 +158,18 @@ impl Transfers {
 
     /// Writes small things (headers, directories, frames) through the page cache.
     pub fn write_small(&self, path: &Path, file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
-        self.hook(true, false, path, offset, bytes.len() as u64)?;
-        file::write_all(file, bytes, offset)
+        guarded(|| {
+            self.hook(true, false, path, offset, bytes.len() as u64)?;
+            file::write_all(file, bytes, offset)
+        })
     }
 
     /// Reads small things through the page cache.
     pub fn read_small(&self, path: &Path, file: &File, out: &mut [u8], offset: u64) -> io::Result<()> {
-        self.hook(false, false, path, offset, out.len() as u64)?;
-        file::read_exact(file, out, offset)
+        guarded(|| {
+            self.hook(false, false, path, offset, out.len() as u64)?;
+            file::read_exact(file, out, offset)
+        })
     }
 
     fn read_pieces(&self, read: &Read<'_>, pieces: &[Piece<'_>]) -> io::Result<()> {
@@ -369,6 +373,29 @@ fn invalid(error: hicache_sys::OutOfBounds) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, error)
 }
 
+/// A panic while a transfer was carried out: a fault of this program, which says nothing about the object.
+#[derive(Debug)]
+pub struct Panicked(String);
+
+impl std::fmt::Display for Panicked {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "a transfer panicked: {}", self.0)
+    }
+}
+
+impl std::error::Error for Panicked {}
+
+/// A panic ends the one transfer that it came from; the thread and all other transfers go on.
+fn guarded<T>(work: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    // What a panic leaves behind is scratch memory and locks that are taken again when poisoned.
+    let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+    ended.unwrap_or_else(|payload| {
+        let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
+        let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
+        Err(io::Error::other(Panicked(text.unwrap_or_else(|| "no message".into()))))
+    })
+}
+
 /// A pool of threads that call `preadv` and `pwritev`.
 pub struct ThreadEngine {
     transfers: Arc<Transfers>,
@@ -382,6 +409,16 @@ impl ThreadEngine {
     }
 
     fn read(&self, index: usize, read: &Read<'_>, deadline: Option<Instant>, done: ReadDone<'_>) {
+        let whole = guarded(|| {
+            self.read_one(index, read, deadline, done);
+            Ok(())
+        });
+        if let Err(error) = whole {
+            done(index, Err(error));
+        }
+    }
+
+    fn read_one(&self, index: usize, read: &Read<'_>, deadline: Option<Instant>, done: ReadDone<'_>) {
         if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
             return done(index, Err(io::ErrorKind::TimedOut.into()));
         }
@@ -413,10 +450,11 @@ impl IoEngine for ThreadEngine {
 
     fn write_batch(&self, writes: &[Write<'_>], prepare: WritePrepare<'_>) -> io::Result<()> {
         if let [write] = writes {
-            return self.transfers.write(0, write, prepare);
+            return guarded(|| self.transfers.write(0, write, prepare));
         }
         self.workers.install(|| {
-            let one = |(index, write): (usize, &Write<'_>)| self.transfers.write(index, write, prepare);
+            let one =
+                |(index, write): (usize, &Write<'_>)| guarded(|| self.transfers.write(index, write, prepare));
             let ended: Vec<io::Result<()>> = writes.par_iter().with_max_len(1).enumerate().map(one).collect();
             ended.into_iter().collect()
         })

@@ -56,6 +56,8 @@ impl View {
             let index = self.state.index();
             self.match_in(&index, keys)
         };
+        self.state.touch(keys, answer.pages);
+        self.lookups.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).note(keys, answer.pages);
         let counters = &self.inner.counters;
         counters.add(Counter::MatchCalls, 1);
         counters.add(Counter::MatchAsked, keys.len() as u64);

@@ -3,29 +3,60 @@
 //! It owns the root's files and what this process knows of them. It promises that a restored page is exact or
 //! reported missing, and that a page is visible only when all of it is written. It knows nothing of engines,
 //! Python or GPUs.
+//!
+//! Where to look (`ARCHITECTURE.md` has the drawing):
+//!
+//! - Calls: `options`, `view`, `backup`, `matching`, `restore`, `clear`, `prune`, `import`, `repair`.
+//! - What this process knows: `namespace_state` over `index`, fed by `tail` from all journals; `coverage` (which stored forms
+//!   serve a tile), `lookups` (which page precedes a backup).
+//! - Payload: `io` and `landing` (how), `segment_writer` and `files` (where), `publish` (in which order), `stored_run`
+//!   (copies as they are).
+//! - Room: `room` puts together `budget` (with `ledger_file`, `usage`) and `evict` (with `catalog`, which chooses).
+//! - On the side: `housekeeping` calls `duplicates` (with `conflicts`), `compact`, `checkpoint`, `finish`.
+//! - A journal's life: `journal`, `tail`, `liveness` (what still matters), `checkpoint`, `merge`, `finish`, `recover`.
+//! - The folder: `root`, `paths`. Said to people: `counters`, `notices`.
 
 pub mod backup;
-mod budget;
+pub mod budget;
+pub mod catalog;
+mod checkpoint;
 mod clear;
+mod compact;
+mod conflicts;
 pub mod counters;
 mod coverage;
+mod duplicates;
+mod evict;
 mod files;
+mod finish;
+mod housekeeping;
 pub mod import;
 mod index;
 pub mod io;
 mod journal;
 mod landing;
+pub(crate) mod ledger_file;
+mod liveness;
+mod lookups;
 pub mod matching;
+mod merge;
 mod namespace_state;
 pub mod notices;
 pub mod options;
-pub(crate) mod paths;
+pub mod paths;
+mod prune;
 mod publish;
 pub(crate) mod recover;
+pub mod repair;
 pub mod restore;
+mod room;
 pub(crate) mod root;
 mod segment_writer;
+mod stored_run;
 pub(crate) mod tail;
+#[cfg(feature = "testing")]
+pub mod testing;
+pub(crate) mod usage;
 pub mod view;
 
 use std::collections::HashMap;
@@ -35,6 +66,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 pub use backup::{BackupOutcome, BackupReport, ChainStart};
+pub use evict::Freed;
 pub use matching::{Match, PoolHit};
 pub use options::{IoMode, StoreOptions};
 pub use restore::{RestoreOptions, RestoreOutcome, RestoreReport};
@@ -42,11 +74,13 @@ pub use view::{PoolMemory, View, ViewOptions, ViewPool};
 
 use crate::format::ProcessId;
 use crate::format::frame::{FrameKind, encode_counters, encode_seal};
-use crate::format::root::RootDescription;
 use crate::namespace::{Fingerprint, Namespace};
 use crate::store::budget::Budget;
 use crate::store::counters::{Counter, Counters};
+use crate::store::evict::Evictor;
 use crate::store::files::SegmentFiles;
+use crate::store::finish::Finisher;
+use crate::store::housekeeping::Housekeeping;
 use crate::store::io::{IoEngine, ThreadEngine, Transfers};
 use crate::store::journal::Journal;
 use crate::store::namespace_state::NamespaceState;
@@ -57,6 +91,9 @@ use crate::{Error, ErrorKind, Result};
 /// Largest segment in bytes. A root of little capacity has smaller ones, so that room comes back in steps.
 const SEGMENT_BYTES: u64 = 1 << 30;
 
+/// Longest time that opening a store spends on what dead processes left; the rest is done on the side.
+const FINISHING_AT_OPEN: Duration = Duration::from_secs(2);
+
 /// Counters go to the journal at most this often while the store works.
 const COUNTERS_EVERY: Duration = Duration::from_secs(1);
 
@@ -64,13 +101,19 @@ const COUNTERS_EVERY: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub struct Store {
     inner: Arc<Inner>,
+    handle: Arc<Handle>,
+}
+
+/// What the store, its views and importers share: with the last of them, the store closes.
+pub(crate) struct Handle {
+    inner: Arc<Inner>,
+    housekeeping: Mutex<Option<Housekeeping>>,
 }
 
 pub(crate) struct Inner {
     pub(crate) paths: Paths,
     pub(crate) options: StoreOptions,
     pub(crate) process: ProcessId,
-    pub(crate) description: RootDescription,
     pub(crate) counters: Arc<Counters>,
     pub(crate) notices: Arc<Notices>,
     pub(crate) transfers: Arc<Transfers>,
@@ -78,6 +121,7 @@ pub(crate) struct Inner {
     pub(crate) engine: Box<dyn IoEngine>,
     pub(crate) files: SegmentFiles,
     pub(crate) budget: Budget,
+    pub(crate) evictor: Evictor,
     process_number: u32,
     journal: Mutex<JournalState>,
     namespaces: Mutex<HashMap<Fingerprint, Arc<NamespaceState>>>,
@@ -111,13 +155,20 @@ impl Store {
         let workers = Arc::new(start_workers(options.threads())?);
         let engine = Box::new(ThreadEngine::new(Arc::clone(&transfers), Arc::clone(&workers)));
         let files = SegmentFiles::new(paths.clone(), Arc::clone(&transfers), options.max_open_segments);
-        let budget = Budget::new(description.capacity_bytes, root::used_bytes(&paths));
+        let budget = Budget::open(
+            paths.clone(),
+            process,
+            &description,
+            options.free_space_floor_bytes,
+            options.read_only,
+        )
+        .map_err(|error| Error::io("cannot look at", &paths.root, error))?;
+        let keeps_house = options.keeps_house();
         let journal = JournalState { journal: None, counters_at: Instant::now(), counters_sent: 0 };
         let inner = Inner {
             paths,
             options,
             process,
-            description,
             counters,
             notices,
             transfers,
@@ -125,13 +176,25 @@ impl Store {
             engine,
             files,
             budget,
+            evictor: Evictor::default(),
             process_number: hicache_sys::process_number(),
             journal: Mutex::new(journal),
             namespaces: Mutex::default(),
             next_segment: AtomicU32::new(0),
             closed: AtomicBool::new(false),
         };
-        Ok(Store { inner: Arc::new(inner) })
+        let inner = Arc::new(inner);
+        let housekeeping = match keeps_house {
+            false => None,
+            true => {
+                // First, so that a view finds all that the dead published.
+                let mut finisher = Finisher::new(inner.paths.clone());
+                inner.finish_aside(&mut finisher, FINISHING_AT_OPEN);
+                Some(Housekeeping::start(&inner, finisher)?)
+            }
+        };
+        let handle = Handle { inner: Arc::clone(&inner), housekeeping: Mutex::new(housekeeping) };
+        Ok(Store { inner, handle: Arc::new(handle) })
     }
 
     /// Opens a view of `pools` in `namespace`: what one rank of one deployment stores and asks for.
@@ -140,7 +203,7 @@ impl Store {
     /// `Namespace` or `Geometry` for pools that do not fit, `Io` when the folder cannot be made, `Closed`.
     pub fn view(&self, namespace: Namespace, pools: Vec<ViewPool>, options: ViewOptions) -> Result<View> {
         self.inner.check_open()?;
-        View::open(Arc::clone(&self.inner), namespace, pools, options)
+        View::open(Arc::clone(&self.inner), Arc::clone(&self.handle), namespace, pools, options)
     }
 
     /// Folder of the root.
@@ -150,12 +213,12 @@ impl Store {
 
     /// Budget of the root in bytes.
     pub fn capacity_bytes(&self) -> u64 {
-        self.inner.description.capacity_bytes
+        self.inner.budget.capacity()
     }
 
     /// Bytes that the root's files take on disk.
     pub fn used_bytes(&self) -> u64 {
-        self.inner.budget.measure(&self.inner.paths)
+        self.inner.budget.measure()
     }
 
     /// How payload is read and written.
@@ -181,7 +244,26 @@ impl Store {
     /// Seals what was written and ends this process for the others. Later calls of this store give `Closed`.
     /// Closing twice is fine; a forked child closes nothing of its parent's.
     pub fn close(&self) {
+        self.handle.close();
+    }
+}
+
+impl Handle {
+    fn close(&self) {
+        let housekeeping = self.housekeeping.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+        if let Some(housekeeping) = housekeeping {
+            // In a forked child the thread is not there.
+            if self.inner.process_number == hicache_sys::process_number() {
+                housekeeping.stop()
+            }
+        }
         self.inner.close();
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.close();
     }
 }
 
@@ -203,11 +285,22 @@ impl Inner {
 
     pub(crate) fn namespace(&self, namespace: &Namespace) -> Arc<NamespaceState> {
         let mut namespaces = self.namespaces.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let segment_bytes = SEGMENT_BYTES.min(self.description.capacity_bytes / 8).max(1 << 20);
+        let segment_bytes = self.segment_bytes();
         let state = namespaces.entry(namespace.fingerprint()).or_insert_with(|| {
             Arc::new(NamespaceState::new(self.paths.clone(), namespace.clone(), self.process, segment_bytes))
         });
         Arc::clone(state)
+    }
+
+    /// Length of a full segment in bytes.
+    pub(crate) fn segment_bytes(&self) -> u64 {
+        SEGMENT_BYTES.min(self.budget.capacity() / 8).max(1 << 20)
+    }
+
+    /// The state of a namespace, if this process uses it.
+    pub(crate) fn known_namespace(&self, namespace: &Fingerprint) -> Option<Arc<NamespaceState>> {
+        let namespaces = self.namespaces.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        namespaces.get(namespace).cloned()
     }
 
     pub(crate) fn next_segment_number(&self) -> u32 {
@@ -222,8 +315,37 @@ impl Inner {
         records: u32,
         body: &[u8],
     ) -> std::io::Result<()> {
+        self.say_at(now_ns(), kind, namespace, records, body)
+    }
+
+    /// Says something that became true at `written_ns`.
+    pub(crate) fn say_at(
+        &self,
+        written_ns: u64,
+        kind: FrameKind,
+        namespace: Fingerprint,
+        records: u32,
+        body: &[u8],
+    ) -> std::io::Result<()> {
         let mut state = self.lock_journal();
-        self.started(&mut state)?.append(&self.transfers, kind, namespace, records, body)
+        let journal = self.started(&mut state)?;
+        // A unit has taken the room for its frame with its own. Removes must be told on a full disk too: they use what the
+        // journal took ahead.
+        let growth = if kind == FrameKind::Add { 0 } else { journal.growth(body.len() as u64) };
+        let room = if growth > 0 { self.budget.take(growth).ok() } else { None };
+        let said = journal.append_at(&self.transfers, written_ns, kind, namespace, records, body);
+        drop(room);
+        said
+    }
+
+    /// Whether this process has said anything yet.
+    pub(crate) fn is_writing(&self) -> bool {
+        self.lock_journal().journal.is_some()
+    }
+
+    /// Bytes on disk by which the journal grows when so many bytes of records are said.
+    pub(crate) fn journal_growth(&self, body_bytes: u64) -> std::io::Result<u64> {
+        Ok(self.started(&mut self.lock_journal())?.growth(body_bytes))
     }
 
     /// Makes this process known as alive, before its first segment appears.
@@ -270,27 +392,33 @@ impl Inner {
         state.counters_at = Instant::now();
     }
 
-    pub(crate) fn tell_sealed(&self, namespace: Fingerprint, sealed: &segment_writer::Sealed) {
-        let body = encode_seal(sealed.segment, sealed.file_bytes);
-        // The seal in the segment says the same.
-        let _ = self.say(FrameKind::Seal, namespace, 1, &body);
+    /// Tells of the segments of a namespace that were sealed since the last time.
+    pub(crate) fn tell_sealed(&self, state: &NamespaceState) {
+        for sealed in state.writer.take_sealed() {
+            let body = encode_seal(sealed.segment, sealed.file_bytes);
+            // The seal in the segment says the same.
+            let _ = self.say(FrameKind::Seal, state.fingerprint, 1, &body);
+        }
+    }
+
+    /// The namespaces that this process uses.
+    pub(crate) fn open_namespaces(&self) -> Vec<Arc<NamespaceState>> {
+        let namespaces = self.namespaces.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        namespaces.values().cloned().collect()
     }
 
     fn close(&self) {
         if self.process_number != hicache_sys::process_number() || self.closed.swap(true, Ordering::AcqRel) {
             return;
         }
-        let namespaces: Vec<_> = {
-            let namespaces = self.namespaces.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-            namespaces.values().cloned().collect()
-        };
-        for state in namespaces {
-            if let Ok(Some(sealed)) = state.writer.close(&self.transfers) {
-                self.tell_sealed(state.fingerprint, &sealed);
-            }
+        for state in self.open_namespaces() {
+            state.writer.close(&self.transfers);
+            self.tell_sealed(&state);
         }
+        self.leave_touches();
         self.leave_counters(true);
         self.files.clear();
+        self.budget.release();
         if let Some(journal) = self.lock_journal().journal.take() {
             journal.close();
         }
@@ -298,12 +426,6 @@ impl Inner {
 
     fn lock_journal(&self) -> MutexGuard<'_, JournalState> {
         self.journal.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-}
-
-impl Drop for Inner {
-    fn drop(&mut self) {
-        self.close();
     }
 }
 

@@ -1,23 +1,26 @@
 //! What this process knows of one namespace: its index, kept up to date from the journals.
 
+use std::collections::HashSet;
 use std::io;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use hicache_sys::lock::FileLock;
 
-use crate::format::frame::{self, AddRun, AddUnit, Frame, FrameKind};
+use crate::format::frame::{self, AddRun, AddUnit, Frame, FrameKind, Gone, ShortKey, short_key};
 use crate::format::root::{decode_generation, encode_generation, pretty};
 use crate::format::{ProcessId, SegmentId};
+use crate::key::PageKey;
 use crate::namespace::{Fingerprint, Namespace};
 use crate::pool::Pool;
 use crate::store::counters::{Counter, Counters};
-use crate::store::index::{Index, Interest};
+use crate::store::index::{Duplicate, Index, Interest};
 use crate::store::notices::{Level, Notices};
 use crate::store::paths::Paths;
 use crate::store::recover::{self, KnownUnits};
 use crate::store::root;
 use crate::store::segment_writer::SegmentWriter;
-use crate::store::tail::{Tail, is_alive};
+use crate::store::tail::{Tail, TailReport, is_alive};
 use crate::{Error, ErrorKind, Result};
 
 /// How long `clear` waits for another process that clears.
@@ -31,15 +34,25 @@ pub struct NamespaceState {
     pub fingerprint: Fingerprint,
     /// This process's segments.
     pub writer: SegmentWriter,
+    /// The generation up to which this process has given up its segments.
+    pub(crate) left_generation: AtomicU64,
     paths: Paths,
     index: RwLock<Index>,
     // Taken before `index`, never after it.
     tail: Mutex<Tailing>,
+    /// Last pages of prefixes that were used, not told of yet.
+    touches: Mutex<Vec<ShortKey>>,
 }
+
+/// Most uses that wait to be told of; more are forgotten, recency being a hint.
+const MOST_TOUCHES: usize = 1 << 16;
 
 struct Tailing {
     tail: Tail,
     generation_file: Option<(u64, io::Result<std::time::SystemTime>)>,
+    /// Removes whose add was not read before them: it comes with the next look at all journals, or was of no
+    /// interest here.
+    pending: Vec<Gone>,
 }
 
 impl NamespaceState {
@@ -49,10 +62,37 @@ impl NamespaceState {
             fingerprint: namespace.fingerprint(),
             writer: SegmentWriter::new(paths.clone(), namespace.clone(), process, segment_bytes),
             namespace,
-            index: RwLock::default(),
-            tail: Mutex::new(Tailing { tail: Tail::new(paths.clone()), generation_file: None }),
+            left_generation: AtomicU64::new(0),
+            index: RwLock::new(Index::new(process)),
+            tail: Mutex::new(Tailing {
+                tail: Tail::new(paths.clone()),
+                generation_file: None,
+                pending: Vec::new(),
+            }),
+            touches: Mutex::default(),
             paths,
         }
+    }
+
+    /// Takes note that the first `pages` of a chain were used: the last one stands for all.
+    pub fn touch(&self, keys: &[PageKey], pages: usize) {
+        let Some(last) = pages.checked_sub(1).and_then(|last| keys.get(last)) else { return };
+        let last = short_key(last);
+        let mut touches = self.touches.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if touches.last() != Some(&last) && touches.len() < MOST_TOUCHES {
+            touches.push(last);
+        }
+    }
+
+    /// Takes the uses that wait, each page once, the latest use last.
+    pub fn take_touches(&self) -> Vec<ShortKey> {
+        let mut touches =
+            std::mem::take(&mut *self.touches.lock().unwrap_or_else(|poisoned| poisoned.into_inner()));
+        let mut seen = HashSet::with_capacity(touches.len());
+        touches.reverse();
+        touches.retain(|key| seen.insert(*key));
+        touches.reverse();
+        touches
     }
 
     /// The index, for look-ups.
@@ -96,9 +136,22 @@ impl NamespaceState {
             .map_err(|error| Error::io("cannot write", path, error))
     }
 
-    /// Takes out objects that this process found unusable.
-    pub fn apply_gone(&self, records: &[frame::Gone]) {
-        self.index_mut().apply_gone(records);
+    /// Takes out objects that this process removed or found unusable.
+    pub fn apply_gone(&self, records: &[Gone]) {
+        let mut index = self.index_mut();
+        for record in records {
+            index.apply_gone(record);
+        }
+    }
+
+    /// Takes out a segment whose file was found missing.
+    pub fn forget_segment(&self, segment: SegmentId) {
+        self.index_mut().forget_segment(segment);
+    }
+
+    /// Copies of this process's own that are needless.
+    pub fn take_duplicates(&self) -> Vec<Duplicate> {
+        if self.index().has_duplicates() { self.index_mut().take_duplicates() } else { Vec::new() }
     }
 
     /// Takes in what a new view is interested in; what was skipped before is read again.
@@ -112,13 +165,25 @@ impl NamespaceState {
         if !is_new {
             return;
         }
-        index.forget_objects();
+        index.start_loading();
         tailing.tail = Tail::new(self.paths.clone());
+        tailing.pending.clear();
         // Before the journals are read: a writer that is dead by now has said all it ever will.
         let finished = self.finished_segments();
         let mut known = KnownUnits::new();
-        self.poll(&mut tailing, &mut index, counters, Some(&mut known));
+        self.look_at_generation(&mut tailing, |generation| index.raise_generation(generation));
+        let mut removes = Vec::new();
+        let report = tailing.tail.poll(&mut |frame| {
+            if frame.namespace == self.fingerprint {
+                self.apply(&mut index, frame, counters, &mut removes, Some(&mut known));
+            }
+        });
+        counters.add(Counter::JournalDamage, report.damaged_stretches);
         self.recover(&mut index, &finished, known, counters, notices);
+        tailing.pending = removes;
+        // Also those of units that only a directory told of.
+        tailing.pending.retain(|record| !index.apply_gone(record));
+        index.finish_loading();
     }
 
     /// Takes in what all processes said since the last call.
@@ -131,28 +196,58 @@ impl NamespaceState {
         }
         // The index is locked for writing only if there is news.
         let mut guard = None;
-        let report = tailing.tail.poll(&mut |frame| {
+        let mut removes = Vec::new();
+        let Tailing { tail, pending, .. } = &mut *tailing;
+        let report = tail.poll(&mut |frame| {
             if frame.namespace == self.fingerprint {
-                apply(guard.get_or_insert_with(|| self.index_mut()), frame, counters, None);
+                let index = guard.get_or_insert_with(|| self.index_mut());
+                self.apply(index, frame, counters, &mut removes, None);
             }
         });
         counters.add(Counter::JournalDamage, report.damaged_stretches);
+        if !removes.is_empty() || !pending.is_empty() || report.journals_gone {
+            let index = guard.get_or_insert_with(|| self.index_mut());
+            self.apply_removes(index, removes, pending, report);
+        }
     }
 
-    fn poll(
+    /// Removes come after the adds of the same look at the journals: who removes an object has read its add.
+    fn apply_removes(
         &self,
-        tailing: &mut Tailing,
         index: &mut Index,
-        counters: &Counters,
-        mut known: Option<&mut KnownUnits>,
+        mut removes: Vec<Gone>,
+        pending: &mut Vec<Gone>,
+        report: TailReport,
     ) {
-        self.look_at_generation(tailing, |generation| index.raise_generation(generation));
-        let report = tailing.tail.poll(&mut |frame| {
-            if frame.namespace == self.fingerprint {
-                apply(index, frame, counters, known.as_deref_mut());
+        pending.retain(|record| !index.apply_gone(record));
+        if report.complete {
+            // Their adds would have been read by now: they are of no interest here, or gone from the journals.
+            pending.clear();
+        }
+        removes.retain(|record| !index.apply_gone(record));
+        pending.append(&mut removes);
+        if report.journals_gone {
+            // Whoever rewrote a journal left out the removes of segments that are gone.
+            if let Ok(there) = self.segments_there() {
+                index.retain_segments(&mut |segment| there.contains(&segment));
             }
-        });
-        counters.add(Counter::JournalDamage, report.damaged_stretches);
+        }
+        index.rebuild_if_sparse();
+    }
+
+    fn is_there(&self, segment: SegmentId) -> bool {
+        let path = self.paths.segment(&self.fingerprint, segment);
+        // Any other answer than "no such file" leaves the question to whoever reads a page.
+        std::fs::symlink_metadata(path).map_or_else(|error| error.kind() != io::ErrorKind::NotFound, |_| true)
+    }
+
+    /// Segments in the folder.
+    fn segments_there(&self) -> io::Result<HashSet<SegmentId>> {
+        let mut segments = HashSet::new();
+        for entry in std::fs::read_dir(self.paths.namespace(&self.fingerprint))? {
+            segments.extend(entry?.file_name().to_str().and_then(SegmentId::from_file_name));
+        }
+        Ok(segments)
     }
 
     /// Reads the generation file when it changed; a missing or damaged one says nothing, frames carry it too.
@@ -177,8 +272,8 @@ impl NamespaceState {
 
     /// Segments whose writer is dead.
     fn finished_segments(&self) -> Vec<SegmentId> {
-        let names = root::list(&self.paths.namespace(&self.fingerprint));
-        let segments = names.iter().filter_map(|name| SegmentId::from_file_name(name));
+        // A folder that cannot be listed has no pages that could be read either.
+        let segments = self.segments_there().unwrap_or_default().into_iter();
         segments.filter(|id| !is_alive(&self.paths, id.process)).collect()
     }
 
@@ -200,7 +295,7 @@ impl NamespaceState {
             let Ok(found) = recover::unknown_directories(&path, id, known) else { continue };
             let before = units;
             for directory in found.iter().filter(|found| found.header.namespace == self.fingerprint) {
-                recover::announce(directory, |unit, run| index.add_run(unit, run));
+                recover::announce(directory, |unit, run| index.add_run(unit, run, &mut |_| true));
                 units += 1;
             }
             segments += u64::from(units > before);
@@ -210,6 +305,37 @@ impl NamespaceState {
             notices.push(Level::Warning, "rebuilt", || {
                 format!("{units} units in {segments} segments were missing from the journals; read from their directories")
             });
+        }
+    }
+
+    /// Takes one frame of this namespace into the index; removes are collected.
+    fn apply(
+        &self,
+        index: &mut Index,
+        frame: &Frame<'_>,
+        counters: &Counters,
+        removes: &mut Vec<Gone>,
+        known: Option<&mut KnownUnits>,
+    ) {
+        let decoded = match frame.kind {
+            FrameKind::Add => {
+                let mut is_there = |segment| self.is_there(segment);
+                let unit = frame::decode_add(frame.body, |unit: &AddUnit, run: AddRun<'_>| {
+                    index.add_run(unit, &run, &mut is_there);
+                });
+                unit.map(|unit| {
+                    if let Some(known) = known {
+                        known.entry(unit.segment).or_default().push((unit.unit_offset, unit.unit_bytes));
+                    }
+                })
+            }
+            FrameKind::Remove | FrameKind::Quarantine => {
+                frame::decode_gone(frame.body).map(|mut records| removes.append(&mut records))
+            }
+            _ => Ok(()),
+        };
+        if decoded.is_err() {
+            counters.add(Counter::JournalDamage, 1);
         }
     }
 
@@ -235,28 +361,6 @@ impl NamespaceState {
         hicache_sys::file::publish_replacing(&path, &temporary, &encode_generation(seen + 1))
             .map_err(|error| Error::io("cannot write", &path, error))?;
         Ok(true)
-    }
-}
-
-/// Takes one frame of this namespace into the index.
-fn apply(index: &mut Index, frame: &Frame<'_>, counters: &Counters, known: Option<&mut KnownUnits>) {
-    let decoded = match frame.kind {
-        FrameKind::Add => {
-            frame::decode_add(frame.body, |unit: &AddUnit, run: AddRun<'_>| index.add_run(unit, &run)).map(
-                |unit| {
-                    if let Some(known) = known {
-                        known.entry(unit.segment).or_default().push((unit.unit_offset, unit.unit_bytes));
-                    }
-                },
-            )
-        }
-        FrameKind::Remove | FrameKind::Quarantine => {
-            frame::decode_gone(frame.body).map(|records| index.apply_gone(&records))
-        }
-        _ => Ok(()),
-    };
-    if decoded.is_err() {
-        counters.add(Counter::JournalDamage, 1);
     }
 }
 

@@ -1,5 +1,7 @@
 //! How a store is opened.
 
+use std::time::Duration;
+
 use crate::{Error, Result};
 
 /// How payload goes to and from the disk.
@@ -38,6 +40,9 @@ impl IoMode {
 /// Smallest capacity of a root, in bytes.
 pub const MIN_CAPACITY_BYTES: u64 = 16 << 20;
 
+/// Shortest time to live of pages.
+pub const MIN_TIME_TO_LIVE: Duration = Duration::from_secs(1);
+
 /// Most I/O threads.
 pub const MAX_IO_THREADS: usize = 256;
 
@@ -58,6 +63,17 @@ pub struct StoreOptions {
     pub verify: bool,
     /// Most segment files held open at once.
     pub max_open_segments: usize,
+    /// Bytes of the file system that are left to others: no write that leaves less. `None`: a 64th of the file
+    /// system, at most 1 GiB.
+    pub free_space_floor_bytes: Option<u64>,
+    /// Pages recorded longer ago than this, by the wall clock, are misses and are removed. `None`: they stay.
+    pub time_to_live: Option<Duration>,
+    /// Compare pages that are stored already with those given to `backup` again, and count the ones that differ.
+    /// Each costs a read; the stored page stays.
+    pub detect_conflicts: bool,
+    /// Leave the housekeeping to the test.
+    #[cfg(feature = "testing")]
+    pub keeps_no_house: bool,
     /// Injects faults into payload I/O.
     #[cfg(feature = "testing")]
     pub io_hook: Option<std::sync::Arc<dyn crate::store::io::IoHook>>,
@@ -73,6 +89,11 @@ impl Default for StoreOptions {
             durable: false,
             verify: true,
             max_open_segments: 64,
+            free_space_floor_bytes: None,
+            time_to_live: None,
+            detect_conflicts: false,
+            #[cfg(feature = "testing")]
+            keeps_no_house: false,
             #[cfg(feature = "testing")]
             io_hook: None,
         }
@@ -91,10 +112,22 @@ impl StoreOptions {
                 "expected 1 to {MAX_IO_THREADS} I/O threads, found {threads}"
             )));
         }
+        if let Some(time) = self.time_to_live.filter(|&time| time < MIN_TIME_TO_LIVE) {
+            return Err(Error::config(format!("expected a time to live of at least 1 s, found {time:?}")));
+        }
         if self.max_open_segments == 0 {
             return Err(Error::config("expected at least one open segment, found 0"));
         }
         Ok(())
+    }
+
+    /// Whether this process does what keeps the root in order.
+    pub(crate) fn keeps_house(&self) -> bool {
+        #[cfg(feature = "testing")]
+        if self.keeps_no_house {
+            return false;
+        }
+        !self.read_only
     }
 
     pub(crate) fn threads(&self) -> usize {

@@ -23,6 +23,16 @@ impl Paths {
         self.root.join("root.json")
     }
 
+    /// The budget's ledger, changed under its lock.
+    pub fn budget(&self) -> PathBuf {
+        self.root.join("budget")
+    }
+
+    /// Lock of whoever makes room.
+    pub fn evict(&self) -> PathBuf {
+        self.root.join("evict")
+    }
+
     /// Folder of the journals and process locks.
     pub fn journals(&self) -> PathBuf {
         self.root.join("journal")
@@ -89,4 +99,16 @@ pub fn parse_journal_name(name: &str) -> Option<(ProcessId, u32)> {
     let (process, number) = name.strip_suffix(".idx")?.split_once('-')?;
     let (process, number) = (process.parse().ok()?, number.parse().ok()?);
     (journal_name(process, number) == name).then_some((process, number))
+}
+
+/// The process whose lock a file of this name is; `None` for any other name.
+pub fn parse_lock_name(name: &str) -> Option<ProcessId> {
+    name.strip_suffix(".lock")?.parse().ok()
+}
+
+/// The process whose temporary file has this name; `None` for any other name.
+pub fn parse_temporary_name(name: &str) -> Option<ProcessId> {
+    let (process, number) = name.strip_prefix("tmp-")?.split_once('-')?;
+    number.parse::<u64>().ok()?;
+    process.parse().ok()
 }

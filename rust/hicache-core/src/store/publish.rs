@@ -8,14 +8,19 @@ use crate::format::directory::{
     DIRECTORY_ALIGNMENT, DirectoryHeader, Parent, Run, directory_bytes, encode as encode_directory,
     entries_offsets,
 };
-use crate::format::form::Codec;
+use crate::format::form::{Codec, Form};
 use crate::format::frame::{AddRun, AddUnit, FrameKind, ShortKey, encode_add, short_key};
 use crate::store::Inner;
+use crate::store::budget::Room;
 use crate::store::namespace_state::NamespaceState;
+use crate::store::room::{self, Refused};
 use crate::store::segment_writer::Reservation;
 
 /// Pages from this size on start at multiples of the direct I/O alignment.
 const LARGE_PAGE_BYTES: u64 = hicache_sys::DIRECT_ALIGNMENT as u64;
+
+/// A unit is written again after each `clear` that takes it away while it is published, this often at most.
+const MOST_CLEARS: u32 = 16;
 
 /// A unit with a place for each of its parts.
 pub(crate) struct UnitPlan {
@@ -23,29 +28,12 @@ pub(crate) struct UnitPlan {
     pub(crate) runs: Vec<Run>,
     /// Bytes of the whole unit.
     pub(crate) bytes: u64,
+    /// When its pages were recorded, ns since 1970; `None`: now.
+    pub(crate) written_ns: Option<u64>,
+    /// The only generation that its pages may be published in; `None`: the present one, whichever that is.
+    pub(crate) generation: Option<u64>,
     alignment: u64,
     directory_offset: u64,
-}
-
-/// Why a unit was not published.
-#[derive(Debug)]
-pub(crate) enum Refused {
-    /// The root's capacity is used up.
-    Capacity(u64),
-    /// The system said no.
-    Io(io::Error),
-}
-
-impl From<Refused> for io::Error {
-    fn from(refused: Refused) -> Self {
-        match refused {
-            Refused::Io(error) => error,
-            Refused::Capacity(bytes) => io::Error::new(
-                io::ErrorKind::QuotaExceeded,
-                format!("the root's capacity of {bytes} bytes is used up"),
-            ),
-        }
-    }
 }
 
 impl UnitPlan {
@@ -65,54 +53,98 @@ impl UnitPlan {
         }
         let directory_offset = position.next_multiple_of(DIRECTORY_ALIGNMENT);
         let bytes = (directory_offset + directory_bytes(&runs)).next_multiple_of(alignment);
-        UnitPlan { runs, bytes, alignment, directory_offset }
+        UnitPlan { runs, bytes, written_ns: None, generation: None, alignment, directory_offset }
     }
 
     /// Writes the unit and tells everybody. `write_payload` writes the payload, and fills in what it learns about
-    /// blocks on the way. On failure nobody learns of the unit, and its room goes back.
+    /// blocks on the way; it is called again when the disk was full and room was made. On failure nobody learns of
+    /// the unit, and its room goes back.
     pub(crate) fn publish(
-        mut self,
+        self,
         inner: &Inner,
         state: &NamespaceState,
-        write_payload: impl FnOnce(&mut [Run], &Reservation) -> io::Result<()>,
+        write_payload: impl FnMut(&mut [Run], &Reservation) -> io::Result<()>,
     ) -> Result<(), Refused> {
-        if !inner.budget.take(&inner.paths, self.bytes) {
-            return Err(Refused::Capacity(inner.description.capacity_bytes));
+        let mut unit = self;
+        let mut write_payload = write_payload;
+        for _ in 0..MOST_CLEARS {
+            let published = unit.try_publish(inner, state, &mut write_payload);
+            let generation = published.map_err(|refused| refused.explained(&inner.paths))?;
+            if state.index().generation() == generation || unit.generation.is_some() {
+                return Ok(());
+            }
+            // A `clear` came between: it took the unit with it, and what is stored after a clear stays.
         }
-        let published = self.write(inner, state, write_payload);
+        Err(Refused::Busy)
+    }
+
+    /// The generation in which the unit was published. What it knows of the namespace is as of after that.
+    fn try_publish(
+        &mut self,
+        inner: &Inner,
+        state: &NamespaceState,
+        write_payload: &mut impl FnMut(&mut [Run], &Reservation) -> io::Result<()>,
+    ) -> Result<u64, Refused> {
+        // Who takes room must be known as alive, so that nobody takes the room for a dead process's.
+        inner.announce()?;
+        let frame_bytes = inner.journal_growth(self.frame_bytes())?;
+        let charge = state.writer.most_growth(self.bytes) + frame_bytes;
+        let mut room = room::take(inner, charge)?;
+        let mut published = self.write(inner, state, frame_bytes, &mut room, write_payload);
+        if let Err(error) = &published
+            && room::is_no_space(error)
+        {
+            // The disk is fuller than its free space said.
+            room.give_back();
+            room::make(inner, charge, error);
+            room = room::take(inner, charge)?;
+            published = self.write(inner, state, frame_bytes, &mut room, write_payload);
+        }
+        inner.tell_sealed(state);
         match published {
-            Ok(()) => {
+            Ok(generation) => {
+                drop(room);
                 state.refresh(&inner.counters);
-                Ok(())
+                Ok(generation)
             }
             Err(error) => {
-                inner.budget.give_back(self.bytes);
+                room.give_back();
                 Err(Refused::Io(error))
             }
         }
+    }
+
+    /// Bytes of the records of its frame.
+    fn frame_bytes(&self) -> u64 {
+        let of_run = |run: &Run| 16 * run.entries.len() as u64 + 56 + Form::ENCODED_BYTES as u64;
+        64 + self.runs.iter().map(of_run).sum::<u64>()
     }
 
     fn write(
         &mut self,
         inner: &Inner,
         state: &NamespaceState,
-        write_payload: impl FnOnce(&mut [Run], &Reservation) -> io::Result<()>,
-    ) -> io::Result<()> {
-        inner.announce()?;
+        frame_bytes: u64,
+        taken: &mut Room<'_>,
+        write_payload: &mut impl FnMut(&mut [Run], &Reservation) -> io::Result<()>,
+    ) -> io::Result<u64> {
         let generation = state.index().generation();
-        let next_number = || inner.next_segment_number();
-        let (room, sealed) =
-            state.writer.reserve(&inner.transfers, generation, self.bytes, self.alignment, next_number)?;
-        if let Some(sealed) = sealed {
-            inner.tell_sealed(state.fingerprint, &sealed);
+        if self.generation.is_some_and(|only| only != generation) {
+            return Err(io::Error::other("the namespace was cleared meanwhile"));
         }
+        let next_number = || inner.next_segment_number();
+        let room =
+            state.writer.reserve(&inner.transfers, generation, self.bytes, self.alignment, next_number)?;
+        // Small units share blocks: what this one does not need is for the next.
+        taken.give_back_part(taken.bytes().saturating_sub(room.growth + frame_bytes));
         let written =
             write_payload(&mut self.runs, &room).and_then(|()| self.tell(inner, state, &room, generation));
-        state.writer.finish(&room, written.is_ok().then_some(room.offset + self.directory_offset));
+        let directory = written.is_ok().then_some(room.offset + self.directory_offset);
+        state.writer.finish(&inner.transfers, &room, directory);
         if written.is_ok() {
             inner.files.insert(&state.fingerprint, room.segment, Arc::clone(&room.file));
         }
-        written
+        written.map(|()| generation)
     }
 
     /// Writes the directory behind the payload, and the frame.
@@ -131,7 +163,7 @@ impl UnitPlan {
             unit_offset: room.offset,
             directory_offset,
             directory_bytes: directory_bytes(&self.runs),
-            written_ns: crate::store::now_ns(),
+            written_ns: self.written_ns.unwrap_or_else(crate::store::now_ns),
         };
         let mut directory = encode_directory(&header, &self.runs);
         directory.resize((self.bytes - self.directory_offset) as usize, 0);
@@ -164,7 +196,8 @@ impl UnitPlan {
                 keys: keys.as_flattened(),
             })
             .collect();
-        inner.say(FrameKind::Add, state.fingerprint, 1, &encode_add(&unit, &runs))
+        let body = encode_add(&unit, &runs);
+        inner.say_at(header.written_ns, FrameKind::Add, state.fingerprint, 1, &body)
     }
 }
 

@@ -1,12 +1,19 @@
 //! Reading directories where journals are silent: segments whose writer is dead, and whose units are not all
 //! told of.
+//!
+//! The journals that are lost may have told of removes too, whose bytes are punched by now. So what a directory
+//! names is taken in only where the disk holds it.
 
 use std::collections::HashMap;
 
 use hicache_sys::DIRECT_ALIGNMENT;
-use hicache_sys::file::{self, Access};
+use hicache_sys::file::{self, Access, is_hole};
 
-use crate::format::directory::{self, DIRECTORY_ALIGNMENT, DIRECTORY_MAGIC, Directory, Parent};
+use crate::format::block::block_checksum;
+use crate::format::directory::{
+    self, DIRECTORY_ALIGNMENT, DIRECTORY_MAGIC, Directory, Entry, Parent, ReadRun,
+};
+use crate::format::form::Form;
 use crate::format::frame::{AddRun, AddUnit, ShortKey, short_key};
 use crate::format::segment::{SEAL_BYTES, SEGMENT_HEADER_BYTES, Seal, SegmentHeader};
 use crate::format::{Damage, SegmentId};
@@ -43,39 +50,108 @@ pub fn read_seal(file: &std::fs::File, file_bytes: u64) -> Result<(Seal, u64), D
     Ok((Seal::decode(&bytes)?, offset))
 }
 
-/// Directories of a dead writer's segment that are not among the `known` units.
-///
-/// A sealed segment lists them; in any other they are found by looking through the stretches that no known unit
-/// covers, directory starts being aligned and checksummed.
+/// Units of a segment that no journal told of.
+#[derive(Default)]
+pub struct Unknown {
+    /// Directories that name something that the disk holds; an entry whose payload is gone is like a damaged one.
+    pub directories: Vec<Directory>,
+    /// Directories and entries that do not verify, or whose payload does not, and that are more than a hole.
+    pub damaged: u64,
+    /// Whether the segment has its seal.
+    pub is_sealed: bool,
+}
+
+/// Directories of a dead writer's segment that are not among the `known` units, as far as the disk holds what they
+/// name.
 pub fn unknown_directories(
     path: &std::path::Path,
     id: SegmentId,
     known: &[(u64, u64)],
 ) -> std::io::Result<Vec<Directory>> {
     let file = file::open_read(path, Access::Buffered)?;
+    Ok(unknown_units(&file, id, known)?.directories)
+}
+
+/// [`unknown_directories`] of an open segment.
+///
+/// A sealed segment lists them; in any other they are found by looking through the stretches that no known unit
+/// covers, directory starts being aligned and checksummed.
+pub fn unknown_units(file: &std::fs::File, id: SegmentId, known: &[(u64, u64)]) -> std::io::Result<Unknown> {
     let file_bytes = file.metadata()?.len();
     let is_known = |unit_offset: u64| known.binary_search_by_key(&unit_offset, |&(start, _)| start).is_ok();
-    let mut found = Vec::new();
+    let (mut unknown, mut is_sealed) = (Unknown::default(), false);
     let mut keep = |directory: Directory| {
         if directory.header.segment == id && !is_known(directory.header.unit_offset) {
-            found.push(directory);
+            unknown.directories.push(directory);
         }
     };
-    match read_seal(&file, file_bytes) {
+    match read_seal(file, file_bytes) {
         Ok((seal, _)) if seal.segment == id => {
+            is_sealed = true;
             if seal.directories.len() > known.len() {
                 for offset in seal.directories {
-                    read_directory(&file, offset, file_bytes).into_iter().for_each(&mut keep);
+                    match read_directory(file, offset, file_bytes)? {
+                        Some(directory) => keep(directory),
+                        None => unknown.damaged += 1,
+                    }
                 }
             }
         }
         _ => {
             for (start, end) in gaps(known, file_bytes) {
-                scan(&file, start, end, file_bytes, &mut keep)?;
+                scan(file, start, end, file_bytes, &mut keep)?;
             }
         }
     }
-    Ok(found)
+    unknown.is_sealed = is_sealed;
+    for directory in &mut unknown.directories {
+        unknown.damaged += drop_missing(file, directory)?;
+    }
+    unknown.directories.retain(|directory| {
+        let mut entries = directory.runs.iter().flat_map(|run| &run.entries);
+        entries.any(Option::is_some)
+    });
+    Ok(unknown)
+}
+
+/// Drops entries whose payload is not on the disk; how many places are damaged.
+fn drop_missing(file: &std::fs::File, directory: &mut Directory) -> std::io::Result<u64> {
+    let (namespace, unit_offset) = (directory.header.namespace, directory.header.unit_offset);
+    let mut damaged = u64::from(directory.damaged_runs);
+    for read in &mut directory.runs {
+        for slot in &mut read.entries {
+            let Some(entry) = slot else {
+                damaged += 1;
+                continue;
+            };
+            let start = unit_offset.saturating_add(entry.payload_offset);
+            if is_hole(file, start, entry.stored_bytes())? {
+                *slot = None;
+            } else if !verifies(file, start, entry, &read.run.form, &namespace)? {
+                *slot = None;
+                damaged += 1;
+            }
+        }
+    }
+    Ok(damaged)
+}
+
+/// Whether the first block of a payload is what its entry says: a page that was removed starts with a hole, or
+/// with the zeros that are left of one in a disk block shared with its neighbours.
+fn verifies(
+    file: &std::fs::File,
+    start: u64,
+    entry: &Entry,
+    form: &Form,
+    namespace: &crate::namespace::Fingerprint,
+) -> std::io::Result<bool> {
+    let Some(first) = entry.blocks.first() else { return Ok(false) };
+    let mut stored = vec![0; first.stored_bytes as usize];
+    match file::read_exact(file, &mut stored, start) {
+        Ok(()) => Ok(block_checksum(form.seed(namespace, &entry.key), 0, &stored) == first.checksum),
+        Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 /// Stretches of the file between units, the header left out.
@@ -109,7 +185,7 @@ fn scan(
         let step = DIRECTORY_ALIGNMENT as usize;
         for at in (0..len.saturating_sub(DIRECTORY_MAGIC.len())).step_by(step) {
             if buffer[at..at + DIRECTORY_MAGIC.len()] == DIRECTORY_MAGIC {
-                read_directory(file, position + at as u64, file_bytes).into_iter().for_each(&mut *keep);
+                read_directory(file, position + at as u64, file_bytes)?.into_iter().for_each(&mut *keep);
             }
         }
         position += (len as u64).next_multiple_of(DIRECTORY_ALIGNMENT);
@@ -118,51 +194,70 @@ fn scan(
 }
 
 /// Reads the directory at `offset`; `None` when none is there.
-pub fn read_directory(file: &std::fs::File, offset: u64, file_bytes: u64) -> Option<Directory> {
-    let room = file_bytes.checked_sub(offset)?;
+///
+/// # Errors
+/// What the system says: such a place may hold one.
+pub fn read_directory(
+    file: &std::fs::File,
+    offset: u64,
+    file_bytes: u64,
+) -> std::io::Result<Option<Directory>> {
+    let Some(room) = file_bytes.checked_sub(offset) else { return Ok(None) };
     let mut head = vec![0; room.min(DIRECT_ALIGNMENT as u64) as usize];
-    file::read_exact(file, &mut head, offset).ok()?;
+    file::read_exact(file, &mut head, offset)?;
     // The header's own checksum comes after a table that may be longer than what was read: take the length,
     // which the whole decode checks.
-    let total = directory::announced_bytes(&head).filter(|&total| total <= room.min(MAX_DIRECTORY_BYTES))?;
+    let announced = directory::announced_bytes(&head);
+    let Some(total) = announced.filter(|&total| total <= room.min(MAX_DIRECTORY_BYTES)) else {
+        return Ok(None);
+    };
     let mut bytes = vec![0; total as usize];
-    file::read_exact(file, &mut bytes, offset).ok()?;
-    directory::decode(&bytes).ok().filter(|directory| directory.header.directory_offset == offset)
+    file::read_exact(file, &mut bytes, offset)?;
+    Ok(directory::decode(&bytes).ok().filter(|directory| directory.header.directory_offset == offset))
 }
 
-/// A directory as the `Add` frame that its writer would have sent: whole runs of whole entries.
-///
-/// A damaged entry leaves its place in the run unnamed.
-pub fn announce(directory: &Directory, mut each: impl FnMut(&AddUnit, &AddRun<'_>)) {
+/// The unit that a directory describes.
+pub fn unit_of(directory: &Directory) -> AddUnit {
     let header = &directory.header;
-    let unit = AddUnit {
+    AddUnit {
         segment: header.segment,
         generation: header.generation,
         unit_offset: header.unit_offset,
         unit_bytes: header.directory_offset + header.directory_bytes - header.unit_offset,
         directory_offset: header.directory_offset,
         directory_bytes: header.directory_bytes,
+    }
+}
+
+/// A directory as the `Add` frame that its writer would have sent: whole runs of whole entries.
+///
+/// A damaged entry leaves its place in the run unnamed.
+pub fn announce(directory: &Directory, mut each: impl FnMut(&AddUnit, &AddRun<'_>)) {
+    let unit = unit_of(directory);
+    with_runs(directory, |runs| runs.iter().for_each(|run| each(&unit, run)));
+}
+
+/// Hands the runs of the `Add` frame to `give`, all together.
+pub fn with_runs<T>(directory: &Directory, give: impl FnOnce(&[AddRun<'_>]) -> T) -> T {
+    let header = &directory.header;
+    let named = |read: &ReadRun| {
+        let keys =
+            read.entries.iter().map(|entry| entry.as_ref().map_or(UNNAMED, |entry| short_key(&entry.key)));
+        keys.collect()
     };
-    for read in &directory.runs {
+    let keys: Vec<Vec<ShortKey>> = directory.runs.iter().map(named).collect();
+    let mut runs = Vec::with_capacity(keys.len());
+    for (read, keys) in directory.runs.iter().zip(&keys) {
         let run = &read.run;
-        let keys: Vec<ShortKey> = read
-            .entries
-            .iter()
-            .map(|entry| entry.as_ref().map_or(UNNAMED, |entry| short_key(&entry.key)))
-            .collect();
-        let (parent, depth) = match run.parent {
-            Parent::Page(key) => (short_key(&key), run.depth),
-            Parent::Root | Parent::Unknown => ([0; 16], run.depth),
-        };
-        let add = AddRun {
+        runs.push(AddRun {
             form: run.form,
             entries_offset: header.directory_offset.saturating_add(read.entries_offset),
             payload_offset: header.unit_offset.saturating_add(run.payload_offset),
             payload_bytes: run.payload_bytes,
-            parent,
-            depth,
+            parent: if let Parent::Page(key) = run.parent { short_key(&key) } else { [0; 16] },
+            depth: run.depth,
             keys: keys.as_flattened(),
-        };
-        each(&unit, &add);
+        });
     }
+    give(&runs)
 }

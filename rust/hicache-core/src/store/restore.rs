@@ -16,7 +16,7 @@ use crate::format::frame::{FrameKind, Gone, Location, Reason, encode_gone, short
 use crate::key::PageKey;
 use crate::store::backup::{cut, pieces_checksum};
 use crate::store::counters::Counter;
-use crate::store::io::{Read, SegmentFile};
+use crate::store::io::{Panicked, Read, SegmentFile};
 use crate::store::landing::Landing;
 use crate::store::notices::Level;
 use crate::store::view::{BoundMemory, PoolMemory, View};
@@ -99,6 +99,9 @@ pub struct RestoreOptions {
     pub deadline: Option<Instant>,
 }
 
+/// Stands for a panic where an error code is kept.
+const PANICKED: i32 = -1;
+
 /// A part of a page, to come from one object.
 struct Part {
     page: usize,
@@ -137,7 +140,9 @@ impl Part {
     }
 
     fn fail_io(&self, error: &io::Error) {
-        self.errno.store(error.raw_os_error().unwrap_or(0), Ordering::Relaxed);
+        let is_panic = error.get_ref().is_some_and(|source| source.is::<Panicked>());
+        let errno = if is_panic { PANICKED } else { error.raw_os_error().unwrap_or(0) };
+        self.errno.store(errno, Ordering::Relaxed);
         self.fail(match error.kind() {
             io::ErrorKind::TimedOut => RestoreOutcome::Late,
             // The file is shorter than what was written to it.
@@ -156,8 +161,12 @@ impl Part {
         match self.outcome() {
             RestoreOutcome::Damaged => Some(Reason::Damaged),
             RestoreOutcome::Foreign => Some(Reason::Foreign),
-            // Out of memory or descriptors (ENOMEM, ENFILE, EMFILE): the object may be whole.
-            RestoreOutcome::Error if matches!(self.errno.load(Ordering::Relaxed), 12 | 23 | 24) => None,
+            // Out of memory or descriptors (ENOMEM, ENFILE, EMFILE), or a fault of ours: the object may be whole.
+            RestoreOutcome::Error
+                if matches!(self.errno.load(Ordering::Relaxed), 12 | 23 | 24 | PANICKED) =>
+            {
+                None
+            }
             RestoreOutcome::Error => Some(Reason::Unreadable),
             _ => None,
         }
@@ -183,16 +192,10 @@ impl View {
         let outcome =
             |page| if is_asked_for(page) { RestoreOutcome::Restored } else { RestoreOutcome::Skipped };
         let mut outcomes: Vec<RestoreOutcome> = (0..keys.len()).map(outcome).collect();
-        let parts = self.locate(keys, &memory, &mut outcomes)?;
-        let all: Vec<&Part> = parts.iter().collect();
-        self.read(&all, keys, &memory, options, Grouping::Neighbours);
-        self.look_again(&all, keys);
-        let failed: Vec<&Part> = parts.iter().filter(|part| part.has_failed()).collect();
-        if !failed.is_empty() {
-            // A read that failed may have been one for many pages: each is asked for by itself now.
-            self.read(&failed, keys, &memory, options, Grouping::Single);
-            self.look_again(&failed, keys);
-            self.quarantine(&failed, keys);
+        let mut parts = self.locate(keys, &memory, &mut outcomes)?;
+        self.fetch(&parts, keys, &memory, options);
+        if parts.iter().any(|part| part.outcome() == RestoreOutcome::Evicted) {
+            self.fetch_moved(&mut parts, keys, &memory, options)?;
         }
         let mut bytes = 0;
         for part in &parts {
@@ -202,9 +205,48 @@ impl View {
         for part in parts.iter().filter(|part| outcomes[part.page] == RestoreOutcome::Restored) {
             bytes += part.landing.bytes;
         }
+        let last = outcomes.iter().rposition(|&outcome| outcome == RestoreOutcome::Restored);
+        self.state.touch(keys, last.map_or(0, |last| last + 1));
         let report = RestoreReport { outcomes, bytes };
         self.count_restore(&report);
         Ok(report)
+    }
+
+    /// Reads parts, and tries again what failed.
+    fn fetch(&self, parts: &[Part], keys: &[PageKey], memory: &[BoundMemory<'_>], options: RestoreOptions) {
+        let all: Vec<&Part> = parts.iter().collect();
+        self.read(&all, keys, memory, options, Grouping::Neighbours);
+        self.look_again(&all, keys);
+        let failed: Vec<&Part> = parts.iter().filter(|part| part.has_failed()).collect();
+        if !failed.is_empty() {
+            // A read that failed may have been one for many pages: each is asked for by itself now.
+            self.read(&failed, keys, memory, options, Grouping::Single);
+            self.look_again(&failed, keys);
+            self.quarantine(&failed, keys);
+        }
+    }
+
+    /// Looks for another copy of pages that were removed while they were read: a compaction moved them, or one of
+    /// two copies went.
+    fn fetch_moved(
+        &self,
+        parts: &mut Vec<Part>,
+        keys: &[PageKey],
+        memory: &[BoundMemory<'_>],
+        options: RestoreOptions,
+    ) -> Result<()> {
+        let mut again = vec![RestoreOutcome::Skipped; keys.len()];
+        for part in parts.iter().filter(|part| part.outcome() == RestoreOutcome::Evicted) {
+            again[part.page] = RestoreOutcome::Restored;
+        }
+        let moved = self.locate(keys, memory, &mut again)?;
+        if moved.is_empty() {
+            return Ok(());
+        }
+        self.fetch(&moved, keys, memory, options);
+        parts.retain(|part| again[part.page] != RestoreOutcome::Restored);
+        parts.extend(moved);
+        Ok(())
     }
 
     /// Finds the objects that hold the pages; pages that cannot be had get their outcome.
@@ -514,6 +556,10 @@ impl View {
             return;
         }
         self.state.apply_gone(&gone);
+        for part in parts.iter().filter(|part| part.errno.load(Ordering::Relaxed) == 2) {
+            // ENOENT: somebody took the file away by hand, and with it all its other pages.
+            self.state.forget_segment(part.location.segment);
+        }
         self.inner.counters.add(Counter::Quarantined, gone.len() as u64);
         for part in parts.iter().filter(|part| part.quarantine_reason().is_some()) {
             self.inner.notices.push(Level::Warning, part.outcome().name(), || {

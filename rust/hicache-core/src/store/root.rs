@@ -120,23 +120,6 @@ pub fn read_file(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Bytes that the files of a root take on disk, holes not counted.
-pub fn used_bytes(paths: &Paths) -> u64 {
-    let mut folders = vec![paths.root.clone(), paths.journals()];
-    folders.extend(list(&paths.namespaces()).into_iter().map(|name| paths.namespaces().join(name)));
-    let mut used = 0;
-    for folder in folders {
-        for name in list(&folder) {
-            if let Ok(metadata) =
-                std::fs::symlink_metadata(folder.join(name)).map(|metadata| (metadata.is_file(), metadata))
-            {
-                used += if metadata.0 { hicache_sys::file::allocated_bytes(&metadata.1) } else { 0 };
-            }
-        }
-    }
-    used
-}
-
 /// Names in a folder, sorted; none when it cannot be read.
 pub fn list(folder: &Path) -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
@@ -162,7 +145,9 @@ fn refuse_foreign(paths: &Paths) -> Result<()> {
         }
         return Ok(());
     }
-    let left_behind = |name: &&std::ffi::OsString| name.to_str().is_some_and(|name| name.starts_with("tmp-"));
+    let left_behind = |name: &&std::ffi::OsString| {
+        name.to_str().is_some_and(|name| name.starts_with("tmp-") || ["budget", "evict"].contains(&name))
+    };
     // A new file system has lost+found at its top.
     match names.iter().find(|name| !left_behind(name) && **name != *"lost+found") {
         None => Ok(()),

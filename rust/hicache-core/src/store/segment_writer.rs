@@ -7,6 +7,7 @@ use crate::format::directory::DIRECTORY_ALIGNMENT;
 use crate::format::segment::{SEGMENT_HEADER_BYTES, Seal, SegmentHeader};
 use crate::format::{ProcessId, SegmentId};
 use crate::namespace::Namespace;
+use crate::store::budget::BLOCK_BYTES;
 use crate::store::io::{SegmentFile, Transfers};
 use crate::store::paths::Paths;
 
@@ -20,6 +21,8 @@ pub struct Reservation {
     pub offset: u64,
     /// Bytes of the unit.
     pub len: u64,
+    /// Bytes on disk by which the file grows with it: whole blocks, with the header and seal of a segment begun for it.
+    pub growth: u64,
 }
 
 /// A segment that is complete: to be told in the journal.
@@ -42,6 +45,10 @@ pub struct SegmentWriter {
 #[derive(Default)]
 struct State {
     active: Option<Active>,
+    /// Segments that take no more units, with some still being written.
+    retiring: Vec<Active>,
+    /// Segments that were sealed and not told of yet.
+    sealed: Vec<Sealed>,
 }
 
 struct Active {
@@ -59,6 +66,11 @@ impl SegmentWriter {
         SegmentWriter { paths, namespace, process, segment_bytes, state: Mutex::default() }
     }
 
+    /// Most bytes on disk by which a unit of `len` bytes makes files grow, wherever it is put.
+    pub fn most_growth(&self, len: u64) -> u64 {
+        len.next_multiple_of(BLOCK_BYTES) + SEGMENT_HEADER_BYTES + 2 * BLOCK_BYTES
+    }
+
     /// Room for a unit of `generation`: `len` bytes at a multiple of `alignment`, which both are multiples of
     /// [`DIRECTORY_ALIGNMENT`]. Segments of this process are numbered by `next_number`.
     pub fn reserve(
@@ -68,43 +80,45 @@ impl SegmentWriter {
         len: u64,
         alignment: u64,
         next_number: impl FnOnce() -> u32,
-    ) -> io::Result<(Reservation, Option<Sealed>)> {
+    ) -> io::Result<Reservation> {
         debug_assert!(len.is_multiple_of(alignment) && alignment.is_multiple_of(DIRECTORY_ALIGNMENT));
         let mut state = self.lock();
-        let mut sealed = None;
-        if let Some(active) = &mut state.active {
-            let is_over = active.end + len > self.segment_bytes && active.end > SEGMENT_HEADER_BYTES;
-            if is_over || active.generation != generation {
-                if active.in_flight == 0 {
-                    // A segment that cannot be sealed is as good as a dead writer's: it costs a scan later.
-                    sealed = seal(transfers, active).ok();
-                }
-                state.active = None; // units still in flight are published all the same
-            }
+        let is_over = |active: &Active| {
+            let is_full = active.end + len > self.segment_bytes && active.end > SEGMENT_HEADER_BYTES;
+            is_full || active.generation != generation
+        };
+        if state.active.as_ref().is_some_and(is_over) {
+            state.retire(transfers);
         }
+        let mut growth = 0;
         if state.active.is_none() {
             state.active = Some(self.create(transfers, generation, next_number())?);
+            growth = SEGMENT_HEADER_BYTES + BLOCK_BYTES;
         }
         let Some(active) = &mut state.active else { unreachable!("filled above") };
         let offset = active.end.next_multiple_of(alignment);
-        let reservation = Reservation { segment: active.id, file: Arc::clone(&active.file), offset, len };
+        growth += (offset + len).next_multiple_of(BLOCK_BYTES) - active.end.next_multiple_of(BLOCK_BYTES);
+        let reservation =
+            Reservation { segment: active.id, file: Arc::clone(&active.file), offset, len, growth };
         active.end = offset + len;
         active.in_flight += 1;
-        Ok((reservation, sealed))
+        Ok(reservation)
     }
 
     /// Ends a reservation whose directory is at this offset, or that came to nothing (`None`): its room is given
     /// back to the file system, and to the next unit when it was the last.
-    pub fn finish(&self, reservation: &Reservation, directory: Option<u64>) {
+    pub fn finish(&self, transfers: &Transfers, reservation: &Reservation, directory: Option<u64>) {
         let mut state = self.lock();
         let end = reservation.offset + reservation.len;
-        let active = state.active.as_mut().filter(|active| active.id == reservation.segment);
-        let is_last = active.as_ref().is_some_and(|active| active.end == end);
-        if let Some(active) = active {
-            active.in_flight -= 1;
+        let State { active, retiring, .. } = &mut *state;
+        let own = active.iter_mut().chain(retiring).find(|active| active.id == reservation.segment);
+        let mut is_last = false;
+        if let Some(own) = own {
+            own.in_flight -= 1;
+            is_last = own.end == end;
             match directory {
-                Some(offset) => active.directories.push(offset),
-                None if is_last => active.end = reservation.offset,
+                Some(offset) => own.directories.push(offset),
+                None if is_last => own.end = reservation.offset,
                 None => {}
             }
         }
@@ -116,14 +130,25 @@ impl SegmentWriter {
                 false => hicache_sys::file::punch_hole(file, reservation.offset, reservation.len),
             };
         }
+        state.seal_retired(transfers);
     }
 
-    /// Seals the active segment, if there is one with nothing in flight.
-    pub fn close(&self, transfers: &Transfers) -> io::Result<Option<Sealed>> {
-        match self.lock().active.take() {
-            Some(mut active) if active.in_flight == 0 => seal(transfers, &mut active).map(Some),
-            _ => Ok(None),
+    /// Ends the active segment if it is of a generation before `generation`: nothing more goes there.
+    pub fn retire_before(&self, transfers: &Transfers, generation: u64) {
+        let mut state = self.lock();
+        if state.active.as_ref().is_some_and(|active| active.generation < generation) {
+            state.retire(transfers);
         }
+    }
+
+    /// Ends the active segment.
+    pub fn close(&self, transfers: &Transfers) {
+        self.lock().retire(transfers);
+    }
+
+    /// Segments that were sealed since the last call, to be told to all.
+    pub fn take_sealed(&self) -> Vec<Sealed> {
+        std::mem::take(&mut self.lock().sealed)
     }
 
     fn create(&self, transfers: &Transfers, generation: u64, number: u32) -> io::Result<Active> {
@@ -142,6 +167,20 @@ impl SegmentWriter {
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+impl State {
+    fn retire(&mut self, transfers: &Transfers) {
+        self.retiring.extend(self.active.take());
+        self.seal_retired(transfers);
+    }
+
+    fn seal_retired(&mut self, transfers: &Transfers) {
+        for mut active in self.retiring.extract_if(.., |active| active.in_flight == 0) {
+            // A segment that cannot be sealed is as good as a dead writer's: it costs a scan later.
+            self.sealed.extend(seal(transfers, &mut active));
+        }
     }
 }
 

@@ -11,12 +11,13 @@ use crate::key::PageKey;
 use crate::layout::{Layout, LayoutName};
 use crate::namespace::{Fingerprint, Namespace};
 use crate::pool::{HitPolicy, Pool};
-use crate::store::Inner;
 use crate::store::coverage::Coverage;
 use crate::store::index::{Index, Interest};
 use crate::store::landing::Landing;
+use crate::store::lookups::Lookups;
 use crate::store::namespace_state::NamespaceState;
 use crate::store::notices::Level;
+use crate::store::{Handle, Inner};
 use crate::tile::Tile;
 use crate::{Error, Result};
 
@@ -62,9 +63,12 @@ pub struct PoolMemory<'a> {
 /// A view of a namespace.
 pub struct View {
     pub(crate) inner: Arc<Inner>,
+    _handle: Arc<Handle>,
     pub(crate) state: Arc<NamespaceState>,
     pub(crate) pools: Vec<PoolState>,
     pub(crate) zstd_level: i32,
+    /// What came before the first missing page of late look-ups.
+    pub(crate) lookups: Mutex<Lookups>,
 }
 
 pub(crate) struct PoolState {
@@ -90,6 +94,7 @@ pub(crate) struct BoundMemory<'a> {
 impl View {
     pub(crate) fn open(
         inner: Arc<Inner>,
+        handle: Arc<Handle>,
         namespace: Namespace,
         pools: Vec<ViewPool>,
         options: ViewOptions,
@@ -117,7 +122,14 @@ impl View {
         let interests: Vec<Interest> =
             pools.iter().map(|pool| Interest { pool: pool.fingerprint, tile: pool.spec.tile }).collect();
         state.add_interests(&interests, &inner.counters, &inner.notices);
-        let view = View { inner, state, pools, zstd_level: options.zstd_level.unwrap_or_default() };
+        let view = View {
+            inner,
+            _handle: handle,
+            state,
+            pools,
+            zstd_level: options.zstd_level.unwrap_or_default(),
+            lookups: Mutex::default(),
+        };
         view.say_hello();
         Ok(view)
     }
@@ -139,7 +151,7 @@ impl View {
                 namespace.revision().escape_debug(),
                 pools.join(", "),
                 self.inner.engine.name(),
-                self.inner.description.capacity_bytes,
+                self.inner.budget.capacity(),
                 self.state.index().len()
             )
         });
