@@ -778,6 +778,9 @@ class Store:
         io_threads: int | None = None,
         durable: bool = False,
         verify: bool = True,
+        time_to_live: float | None = None,
+        free_space_floor: int | str | None = None,
+        detect_conflicts: bool = False,
     ) -> Store:
         """Opens the root at `path`, made now if there is none.
 
@@ -790,6 +793,12 @@ class Store:
             io_threads: Threads for payload I/O and checksums, 1 to 256; None for two for each core, 4 to 16.
             durable: Whether each batch is synced to the disk before it is published.
             verify: Whether every restored byte is checked.
+            time_to_live: Seconds after which a stored page is removed, at least 1; None for never. Counted
+                from when it was stored; one process with this option removes the pages of all.
+            free_space_floor: Space on the file system that is left to others, bytes or text as in `capacity`;
+                None for 1/64 of the file system, at most 1 GiB.
+            detect_conflicts: Whether pages that are stored already are compared with the bytes given. A
+                difference is counted and logged; the stored page stays.
 
         Raises:
             ConfigError: A bad option, or a folder with other things in it.
@@ -837,6 +846,58 @@ class Store:
             `path` (str), `capacity_bytes` and `used_bytes` of the root (int), `io` in words (str), `process`,
             the identity of this process in the root (str), and `counters`, a dict of this process's totals by
             name.
+        """
+
+    def prune(self, size: int | str) -> int:
+        """Removes pages of all namespaces, the least useful first, until the root takes at most `size`.
+
+        Pages leave for all processes, the ends of chains first.
+
+        Args:
+            size: Bytes on disk, or text such as "100GiB".
+
+        Returns:
+            How many objects were removed.
+
+        Raises:
+            ConfigError: A bad size.
+            UnsupportedError: The store is open for reading only.
+            StoreClosedError: The store is closed.
+            StoreIOError: Nobody can be told, or another process evicts for too long.
+        """
+
+    def prune_unused_for(self, seconds: float) -> int:
+        """Removes pages of all namespaces that were not used for so long, the ends of chains first.
+
+        Args:
+            seconds: 0 or more. A use counts from when its process told of it, up to a second later.
+
+        Returns:
+            How many objects were removed.
+
+        Raises:
+            ConfigError: A negative or infinite time.
+            UnsupportedError: The store is open for reading only.
+            StoreClosedError: The store is closed.
+            StoreIOError: Nobody can be told, or another process evicts for too long.
+        """
+
+    def resize(self, capacity: int | str) -> int:
+        """Changes the root's capacity for all processes that use it; pages leave until it holds.
+
+        Other open stores see it when they next ask for room.
+
+        Args:
+            capacity: Bytes, or text such as "500GiB", at least 16 MiB.
+
+        Returns:
+            How many objects were removed.
+
+        Raises:
+            ConfigError: Too small a capacity.
+            UnsupportedError: The store is open for reading only.
+            StoreClosedError: The store is closed.
+            StoreIOError: The system said no, or another process evicts for too long.
         """
 
     def close(self) -> None:

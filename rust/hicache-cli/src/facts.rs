@@ -24,6 +24,10 @@ pub struct Objects {
     pub healed: u64,
     /// Those that were evicted.
     pub evicted: u64,
+    /// Those that were older than the time to live of a process.
+    pub expired: u64,
+    /// Those that were removed because another copy stays.
+    pub duplicate: u64,
     /// Those that `clear` took away.
     pub cleared: u64,
     /// Those that left for a reason of a later version.
@@ -41,7 +45,9 @@ impl Objects {
                     counts.live += 1;
                     counts.live_bytes = counts.live_bytes.saturating_add(object.stored_bytes());
                 }
-                ObjectState::Gone(Reason::Evicted | Reason::Expired | Reason::Duplicate) => counts.evicted += 1,
+                ObjectState::Gone(Reason::Evicted) => counts.evicted += 1,
+                ObjectState::Gone(Reason::Expired) => counts.expired += 1,
+                ObjectState::Gone(Reason::Duplicate) => counts.duplicate += 1,
                 ObjectState::Gone(Reason::Other(_)) => counts.other += 1,
                 ObjectState::Gone(_) => given_up.push((object.key, object.form.pool, object.form.tile)),
                 ObjectState::Cleared => counts.cleared += 1,
@@ -67,6 +73,8 @@ impl Objects {
         self.quarantined += other.quarantined;
         self.healed += other.healed;
         self.evicted += other.evicted;
+        self.expired += other.expired;
+        self.duplicate += other.duplicate;
         self.cleared += other.cleared;
         self.other += other.other;
     }
@@ -79,6 +87,8 @@ impl Objects {
             "quarantined": self.quarantined,
             "healed": self.healed,
             "evicted": self.evicted,
+            "expired": self.expired,
+            "duplicate": self.duplicate,
             "cleared": self.cleared,
             "other": self.other,
         })

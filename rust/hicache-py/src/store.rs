@@ -1,6 +1,7 @@
 //! The store from Python.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use bytesize::ByteSize;
 use hicache_core::{Error, IoMode, LayoutName, Store, StoreOptions, ViewOptions};
@@ -28,7 +29,7 @@ pub(crate) struct PyStore {
 impl PyStore {
     /// Opens the root at `path`, made now if there is none.
     #[staticmethod]
-    #[pyo3(signature = (path, capacity=None, *, read_only=false, io_mode="auto", io_threads=None, durable=false, verify=true))]
+    #[pyo3(signature = (path, capacity=None, *, read_only=false, io_mode="auto", io_threads=None, durable=false, verify=true, time_to_live=None, free_space_floor=None, detect_conflicts=false))]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn open(
         py: Python<'_>,
@@ -39,9 +40,12 @@ impl PyStore {
         io_threads: Option<i64>,
         durable: bool,
         verify: bool,
+        time_to_live: Option<f64>,
+        free_space_floor: Option<&Bound<'_, PyAny>>,
+        detect_conflicts: bool,
     ) -> Result<Self> {
         let options = StoreOptions {
-            capacity_bytes: capacity.map(to_capacity).transpose()?,
+            capacity_bytes: capacity.map(|size| to_bytes("capacity", size)).transpose()?,
             read_only,
             io_mode: IoMode::parse(io_mode)?,
             io_threads: io_threads
@@ -50,6 +54,11 @@ impl PyStore {
                 .map(|threads| threads as usize),
             durable,
             verify,
+            time_to_live: time_to_live.map(|seconds| to_duration("time_to_live", seconds)).transpose()?,
+            free_space_floor_bytes: free_space_floor
+                .map(|size| to_bytes("free_space_floor", size))
+                .transpose()?,
+            detect_conflicts,
             ..StoreOptions::default()
         };
         let store = py.detach(|| Store::open(&path, options))?;
@@ -102,6 +111,30 @@ impl PyStore {
         Ok(stats)
     }
 
+    /// Removes pages, the least useful first, until the root takes at most `size` on disk. The number of objects.
+    fn prune(&self, py: Python<'_>, size: &Bound<'_, PyAny>) -> Result<u64> {
+        let bytes = to_bytes("size", size)?;
+        let freed = py.detach(|| self.store.prune_to(bytes));
+        notices::log(py, &self.store);
+        Ok(freed?.objects)
+    }
+
+    /// Removes pages that were not used for so many seconds. The number of objects.
+    fn prune_unused_for(&self, py: Python<'_>, seconds: f64) -> Result<u64> {
+        let age = to_duration("seconds", seconds)?;
+        let freed = py.detach(|| self.store.prune_unused_for(age));
+        notices::log(py, &self.store);
+        Ok(freed?.objects)
+    }
+
+    /// Changes the root's capacity for all processes. The number of objects that left.
+    fn resize(&self, py: Python<'_>, capacity: &Bound<'_, PyAny>) -> Result<u64> {
+        let bytes = to_bytes("capacity", capacity)?;
+        let freed = py.detach(|| self.store.resize(bytes));
+        notices::log(py, &self.store);
+        Ok(freed?.objects)
+    }
+
     /// Seals what was written and ends this process for the others.
     fn close(&self, py: Python<'_>) {
         py.detach(|| self.store.close());
@@ -129,22 +162,28 @@ impl PyStore {
 }
 
 /// Bytes from an int, or from text with a unit.
-fn to_capacity(object: &Bound<'_, PyAny>) -> Result<u64> {
+fn to_bytes(name: &str, object: &Bound<'_, PyAny>) -> Result<u64> {
     if object.is_instance_of::<PyInt>() {
-        return to_u64("capacity", object.extract()?);
+        let refusal = || Error::config(format!("{name}: expected 0 to {} bytes, found more", i64::MAX));
+        return to_u64(name, object.extract().map_err(|_| refusal())?);
     }
     let Ok(text) = object.cast::<PyString>() else {
         let found = type_name(object);
         return Err(Error::config(format!(
-            "capacity: expected bytes, or text such as \"500GiB\", found {found}"
+            "{name}: expected bytes, or text such as \"500GiB\", found {found}"
         ))
         .into());
     };
     let text = text.to_cow()?;
     let size: ByteSize = text.trim().parse().map_err(|_| {
-        Error::config(format!("capacity: expected a size such as \"500GiB\" or \"2TB\", found {text:?}"))
+        Error::config(format!("{name}: expected a size such as \"500GiB\" or \"2TB\", found {text:?}"))
     })?;
     Ok(size.as_u64())
+}
+
+fn to_duration(name: &str, seconds: f64) -> Result<Duration> {
+    let refusal = || Error::config(format!("{name} is {seconds}, expected seconds, 0 or more"));
+    Ok(Duration::try_from_secs_f64(seconds).map_err(|_| refusal())?)
 }
 
 /// Level of "zstd" or "zstd:3"; `None` for "none".

@@ -63,12 +63,16 @@ impl Export {
                 "objects": report.objects,
                 "stored_bytes": report.bytes,
                 "damaged": report.damaged,
+                "removed": report.removed,
             });
             return output.document("export", body);
         }
         output.line(&format!("{} objects exported, {}", report.objects, size(report.bytes)));
         if report.damaged > 0 {
             output.words(&format!("{} objects do not verify and were left out", report.damaged));
+        }
+        if report.removed > 0 {
+            output.words(&format!("{} objects were removed meanwhile", report.removed));
         }
     }
 }

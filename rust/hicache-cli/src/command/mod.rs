@@ -8,6 +8,9 @@ mod export;
 mod import;
 mod ls;
 mod probe;
+mod prune;
+mod repair;
+mod resize;
 mod stat;
 mod verify;
 
@@ -26,6 +29,9 @@ pub enum Command {
     Clear(clear::Clear),
     Export(export::Export),
     Import(import::Import),
+    Prune(prune::Prune),
+    Repair(repair::Repair),
+    Resize(resize::Resize),
     Probe(probe::Probe),
 }
 
@@ -40,6 +46,9 @@ impl Command {
             Command::Clear(command) => command.run(output),
             Command::Export(command) => command.run(output),
             Command::Import(command) => command.run(output),
+            Command::Prune(command) => command.run(output),
+            Command::Repair(command) => command.run(output),
+            Command::Resize(command) => command.run(output),
             Command::Probe(command) => command.run(output),
         }
     }

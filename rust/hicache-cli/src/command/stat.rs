@@ -1,17 +1,22 @@
-//! `stat`: how full a root is, who writes to it, what happened.
+//! `stat`: how full a root is, who holds its room, what happened.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use hicache_core::inspect::{self, RootScan};
+use hicache_core::inspect::{self, ProcessScan, RootScan};
 use serde_json::{Value, json};
 
 use crate::facts::{self, Objects};
 use crate::failure::{Done, Failure};
 use crate::output::{Output, size, time};
 
-/// Shows capacity, processes, segments, objects and counters of a root. Reads only.
+/// Ended processes that are listed in words, those with the most on disk.
+const MOST_ENDED: usize = 16;
+
+/// Shows capacity, grants, processes, segments, objects and counters of a root. Reads only.
+///
+/// Safe beside a live store.
 #[derive(Args)]
 pub struct Stat {
     /// Folder of the store
@@ -130,24 +135,23 @@ fn document(scan: &RootScan) -> Value {
             "free_inodes": found.free_inodes,
         })
     });
-    let processes: Vec<Value> = scan
-        .processes
-        .iter()
-        .map(|process| {
-            json!({
-                "process": process.process.to_string(),
-                "is_alive": process.is_alive,
-                "journal_bytes": process.journal_bytes,
-                "last_frame_ns": process.last_frame_ns,
-            })
+    let processes: Vec<Value> = scan.processes.iter().map(|process| process_json(scan, process)).collect();
+    let budget = scan.ledger.as_ref().map(|ledger| {
+        json!({
+            "granted_bytes": ledger.sum(),
+            "nobody_bytes": ledger.nobody,
+            "outstanding_bytes": outstanding(scan),
+            "measured_bytes": ledger.measured_bytes,
+            "measured_ns": ledger.measured_ns,
         })
-        .collect();
+    });
     json!({
         "root": scan.root.to_string_lossy(),
         "uuid": description.map(|found| found.uuid.clone()),
         "created_ns": description.map(|found| found.created_ns),
         "capacity_bytes": description.map(|found| found.capacity_bytes),
         "used_bytes": scan.used_bytes,
+        "budget": budget,
         "file_system": file_system,
         "namespaces": scan.namespaces.len(),
         "processes": {"alive": totals.alive, "dead": totals.dead, "list": processes},
@@ -175,6 +179,14 @@ fn say(scan: &RootScan, output: &mut Output<'_>) {
         }
         None => output.field("used", &format!("{} of an unknown capacity", size(scan.used_bytes))),
     }
+    if let Some(ledger) = &scan.ledger {
+        let (granted, nobody) = (size(ledger.sum()), size(ledger.nobody));
+        let not_written = size(outstanding(scan));
+        output.field(
+            "granted",
+            &format!("{granted}, {not_written} of it not written yet, {nobody} to nobody alive"),
+        );
+    }
     if let Ok(found) = hicache_sys::probe::file_system(&scan.root) {
         let shared = if found.is_local { "" } else { ", shared by hosts: not usable for a store" };
         let (free, all) = (size(found.available_bytes), size(found.total_bytes));
@@ -194,19 +206,76 @@ fn say(scan: &RootScan, output: &mut Output<'_>) {
     output.field(
         "objects",
         &format!(
-            "{} live ({}), {} quarantined, {} healed, {} evicted, {} cleared",
+            "{} live ({}), {} quarantined, {} healed, {} evicted, {} expired, {} duplicate, {} cleared",
             objects.live,
             size(objects.live_bytes),
             objects.quarantined,
             objects.healed,
             objects.evicted,
+            objects.expired,
+            objects.duplicate,
             objects.cleared
         ),
     );
     output.field("namespaces", &scan.namespaces.len().to_string());
     output.field("problems", &scan.problems.len().to_string());
+    say_processes(scan, output);
     for (counter, value) in &scan.counters {
         output.field("counter", &format!("{:<36} {value:>16}", counter.name()));
     }
     facts::say_problems(scan, output);
+}
+
+/// Bytes that were granted and are not in files yet, as each process last said.
+fn outstanding(scan: &RootScan) -> u64 {
+    let entries = scan.ledger.iter().flat_map(|ledger| &ledger.entries);
+    entries.fold(0, |sum, entry| sum.saturating_add(entry.outstanding))
+}
+
+fn process_json(scan: &RootScan, process: &ProcessScan) -> Value {
+    let granted = scan.granted(process.process);
+    json!({
+        "process": process.process.to_string(),
+        "is_alive": process.is_alive,
+        "segments": process.segments,
+        "disk_bytes": process.disk_bytes,
+        "journal_bytes": process.journal_bytes,
+        "limit_bytes": granted.map(|entry| entry.limit),
+        "outstanding_bytes": granted.map(|entry| entry.outstanding),
+        "last_frame_ns": process.last_frame_ns,
+    })
+}
+
+/// A row for each process that lives or has something on disk.
+fn say_processes(scan: &RootScan, output: &mut Output<'_>) {
+    let mut listed: Vec<&ProcessScan> =
+        scan.processes.iter().filter(|process| process.is_alive || process.disk_bytes > 0).collect();
+    listed.sort_by_key(|process| (!process.is_alive, std::cmp::Reverse(process.disk_bytes)));
+    let alive = listed.iter().filter(|process| process.is_alive).count();
+    let more = listed.len().saturating_sub(alive + MOST_ENDED);
+    listed.truncate(alive + MOST_ENDED);
+    if listed.is_empty() {
+        return;
+    }
+    let row = |process: &&ProcessScan| {
+        let granted = scan.granted(process.process);
+        let bytes = |bytes: Option<u64>| bytes.map_or_else(|| "-".to_owned(), size);
+        let last = if process.last_frame_ns == 0 { "-".to_owned() } else { time(process.last_frame_ns) };
+        vec![
+            process.process.to_string(),
+            (if process.is_alive { "alive" } else { "ended" }).to_owned(),
+            process.segments.to_string(),
+            size(process.journal_bytes),
+            size(process.disk_bytes),
+            bytes(granted.map(|entry| entry.limit)),
+            bytes(granted.map(|entry| entry.outstanding)),
+            last,
+        ]
+    };
+    let headers =
+        ["process", "", "#segments", "#journals", "#on disk", "#limit", "#not written", "last word"];
+    output.table(&headers, listed.iter().map(row).collect());
+    if more > 0 {
+        output.line(&format!("and {more} more that ended and have files"));
+    }
 }
