@@ -10,6 +10,7 @@ use hicache_core::format::frame::{
     AddRun, AddUnit, Frame, FrameKind, Gone, Location, Reason, encode_add, encode_counters, encode_gone,
     short_key,
 };
+use hicache_core::format::ledger::Ledger;
 use hicache_core::format::{ProcessId, SegmentId};
 use hicache_core::inspect::{self, ObjectState};
 use hicache_core::namespace::Fingerprint;
@@ -71,6 +72,13 @@ fn tiny_root(count: usize) -> (tempfile::TempDir, Vec<PageKey>, String) {
     let (view, keys) = fill(&store, namespace("r1"), "tool", count);
     let fingerprint = view.fingerprint().to_string();
     (root, keys, fingerprint)
+}
+
+/// A store that says nothing but what it is asked to.
+fn quiet(root: &Path) -> Store {
+    let options =
+        StoreOptions { capacity_bytes: Some(64 << 20), keeps_no_house: true, ..StoreOptions::default() };
+    Store::open(root, options).unwrap()
 }
 
 /// Keys and values of a page: `page_first` memory holds those of all pages in two stretches.
@@ -191,6 +199,261 @@ fn stat_counts_over_living_and_dead_processes() {
     let counters = &after["counters"];
     assert_eq!((&counters["backup_stored_pages"], &counters["backup_present_pages"]), (&json!(5), &json!(3)));
     assert_eq!((&counters["restore_restored_pages"], &after["problems"]), (&json!(5), &json!([])));
+}
+
+#[test]
+fn stat_says_what_is_granted_and_to_whom() {
+    let (root, ..) = tiny_root(3);
+    let store = quiet(root.path());
+    fill(&store, namespace("r2"), "granted", 2);
+    store.used_bytes(); // measures: what was written is no longer outstanding
+    let document = run(&["stat", text(root.path()), "--json"]).json();
+    let list = document["processes"]["list"].as_array().unwrap();
+    assert_eq!(list.len(), 2);
+    let of = |process: &Value, field: &str| process[field].as_u64();
+    for process in list {
+        let is_alive = process["is_alive"] == json!(true);
+        assert_eq!(process["process"] == json!(store.process().to_string()), is_alive);
+        assert_eq!(of(process, "segments"), Some(1), "{process}");
+        assert!(of(process, "journal_bytes") > Some(0), "{process}");
+        let disk_bytes = of(process, "disk_bytes");
+        assert!(disk_bytes > Some(2 * PAGE as u64), "{process}");
+        // Only who lives may take more.
+        assert_eq!(of(process, "limit_bytes").is_some(), is_alive, "{process}");
+        assert!(!is_alive || of(process, "limit_bytes") >= disk_bytes, "{process}");
+        let (limit, outstanding) = (of(process, "limit_bytes"), of(process, "outstanding_bytes"));
+        assert!(!is_alive || Some(0) < outstanding && outstanding < limit, "{process}");
+    }
+    let limits: u64 = list.iter().filter_map(|process| of(process, "limit_bytes")).sum();
+    let outstanding: u64 = list.iter().filter_map(|process| of(process, "outstanding_bytes")).sum();
+    let budget = &document["budget"];
+    assert_eq!(of(budget, "granted_bytes"), of(budget, "nobody_bytes").map(|nobody| nobody + limits));
+    assert_eq!(of(budget, "outstanding_bytes"), Some(outstanding));
+    assert!(of(&document, "used_bytes") <= of(budget, "granted_bytes"));
+    assert!(of(budget, "granted_bytes") <= of(&document, "capacity_bytes"));
+
+    let said = run(&["stat", text(root.path())]).out;
+    let row = said.lines().find(|line| line.starts_with(&store.process().to_string())).unwrap();
+    assert!(row.contains("alive") && said.contains("granted"), "{said}");
+    store.close();
+    let document = run(&["stat", text(root.path()), "--json"]).json();
+    let limits: Vec<&Value> = document["processes"]["list"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|process| &process["limit_bytes"])
+        .collect();
+    assert_eq!(limits, [&Value::Null, &Value::Null]);
+}
+
+#[test]
+fn a_damaged_ledger_is_told_and_a_new_one_is_not() {
+    let (root, ..) = tiny_root(1);
+    let path = root.path().join("budget");
+    let args = ["stat", text(root.path()), "--json"];
+    let whole = run(&args);
+    assert_eq!((whole.code, &whole.json()["budget"]["outstanding_bytes"]), (0, &json!(0)), "{}", whole.err);
+    assert!(Ledger::decode(&std::fs::read(&path).unwrap()).is_ok());
+    flip(&path, 40);
+    let damaged = run(&args);
+    let problem = damaged.json()["problems"][0].clone();
+    assert_eq!((damaged.code, &problem["kind"], &problem["path"]), (1, &json!("damaged"), &json!("budget")));
+    assert_eq!(damaged.json()["budget"], Value::Null);
+    // A process that was killed between making the file and writing to it leaves zeros.
+    std::fs::write(&path, vec![0; 16 << 10]).unwrap();
+    assert_eq!((run(&args).code, &run(&args).json()["budget"]), (0, &Value::Null));
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(run(&args).code, 0);
+}
+
+#[test]
+fn what_left_is_counted_by_its_reason() {
+    let (root, ..) = tiny_root(7);
+    let scan = inspect::scan(root.path()).unwrap();
+    let reasons = [Reason::Evicted, Reason::Expired, Reason::Expired, Reason::Duplicate, Reason::Other(99)];
+    let gone: Vec<Gone> = scan.namespaces[0]
+        .objects()
+        .zip(reasons)
+        .map(|(object, reason)| Gone { location: object.location(), key: object.key, objects: 1, reason })
+        .collect();
+    say(root.path(), 9, scan.namespaces[0].fingerprint, &[(FrameKind::Remove, encode_gone(&gone))]);
+    let objects = run(&["stat", text(root.path()), "--json"]).json()["objects"].clone();
+    let count = |state: &str| objects[state].as_u64().unwrap();
+    assert_eq!(
+        [count("live"), count("evicted"), count("expired"), count("duplicate"), count("other")],
+        [2, 1, 2, 1, 1]
+    );
+    let said = run(&["stat", text(root.path())]).out;
+    assert!(said.contains("1 evicted, 2 expired, 1 duplicate"), "{said}");
+    assert_eq!(run(&["ls", text(root.path()), "--json"]).json()["namespaces"][0]["objects"]["expired"], 2);
+}
+
+#[test]
+fn pages_that_go_during_a_check_or_an_export_are_no_findings() {
+    let (root, ..) = tiny_root(3);
+    let scan = inspect::scan(root.path()).unwrap();
+    // Evicted with its whole segment, and the journals written anew: nothing tells of the pages any more.
+    std::fs::remove_file(&segments(root.path())[0]).unwrap();
+    for entry in std::fs::read_dir(root.path().join("journal")).unwrap() {
+        std::fs::remove_file(entry.unwrap().path()).unwrap();
+    }
+    say(root.path(), 9, Fingerprint([0; 16]), &[(FrameKind::Checkpoint, Vec::new())]);
+    let (_, findings) = inspect::verify(&scan, None, &|_| ()).unwrap();
+    assert_eq!(findings, []);
+    let exported = inspect::archive::export_units(&scan.namespaces[0], &mut |_| Ok(())).unwrap();
+    assert_eq!((exported.objects, exported.damaged, exported.removed), (0, 0, 3));
+}
+
+/// Names of the fields of a document, in order.
+fn fields(document: &Value) -> Vec<&str> {
+    document.as_object().unwrap().keys().map(String::as_str).collect()
+}
+
+#[test]
+fn prune_takes_pages_for_all_and_asks_before_it_takes_a_revision() {
+    let root = tempfile::tempdir().unwrap();
+    // It does not tell of uses, which would come later than the prune's moment.
+    let store = quiet(root.path());
+    let (first, first_keys) = fill(&store, namespace("r1"), "first", 4);
+    let (second, second_keys) = fill(&store, namespace("r2"), "second", 3);
+    let pages = |view: &View, keys: &[PageKey]| view.match_prefix(keys).unwrap().pages;
+    let prune = |args: &[&str]| run(&[&["prune", text(root.path())], args].concat());
+
+    let nothing = prune(&["--to", "1GiB", "--json"]);
+    assert_eq!((nothing.code, nothing.err.as_str()), (0, ""));
+    assert_eq!(
+        fields(&nothing.json()),
+        ["command", "objects", "root", "schema", "used_bytes", "used_bytes_before"]
+    );
+    assert_eq!(nothing.json()["objects"], 0);
+    assert_eq!(prune(&["--older-than", "1h", "--json"]).json()["objects"], 0);
+
+    let args = ["prune", text(root.path()), "--revision", "r2"];
+    let refused = run(&args);
+    assert!(refused.code == 2 && refused.err.contains("--yes"), "{}", refused.err);
+    let no = run_answered(&args, Some(&mut &b"\n"[..]));
+    assert!(no.code == 2 && no.err.contains("r2: 3 objects"), "{}", no.err);
+    assert_eq!((pages(&first, &first_keys), pages(&second, &second_keys)), (4, 3));
+    let yes = run_answered(&args, Some(&mut &b"yes\n"[..]));
+    assert!(yes.code == 0 && yes.out.starts_with("3 objects removed"), "{}{}", yes.out, yes.err);
+    assert_eq!((pages(&first, &first_keys), pages(&second, &second_keys)), (4, 0));
+
+    let old = prune(&["--older-than", "0s", "--json"]);
+    assert_eq!((old.code, &old.json()["objects"]), (0, &json!(4)), "{}", old.err);
+    assert_eq!(pages(&first, &first_keys), 0);
+    let (third, third_keys) = fill(&store, namespace("r3"), "third", 5);
+    let all = prune(&["--to", "0B"]);
+    assert!(all.code == 0 && all.out.starts_with("5 objects removed"), "{}{}", all.out, all.err);
+    assert_eq!(pages(&third, &third_keys), 0);
+    assert_eq!(fill(&store, namespace("r1"), "first", 4).0.match_prefix(&first_keys).unwrap().pages, 4);
+}
+
+#[test]
+fn resize_counts_for_a_live_store_and_pages_leave_until_it_holds() {
+    let root = tempfile::tempdir().unwrap();
+    let store = open(root.path());
+    // Pages of 512 KiB, 24 MiB of them.
+    let pool = ViewPool::new(kv_pool("bfloat16", 16 << 10), tile((0, 2), (0, 2)), LayoutName::PageFirst);
+    let view = store.view(namespace("r1"), vec![pool], ViewOptions::default()).unwrap();
+    let keys = keys("large", 48);
+    let page = view.page_bytes(0) as usize;
+    assert_eq!(backup(&view, &keys, &Memory::of(&page_bytes(3, keys.len() * page))).reason, None);
+    let resize = |size: &str| run(&["resize", text(root.path()), size, "--json"]);
+
+    let larger = resize("128MiB");
+    assert_eq!((larger.code, larger.err.as_str()), (0, ""));
+    assert_eq!(
+        fields(&larger.json()),
+        ["capacity_bytes", "capacity_bytes_before", "command", "objects", "root", "schema", "used_bytes"]
+    );
+    assert_eq!(larger.json()["capacity_bytes_before"], 64 << 20);
+    assert_eq!((larger.json()["objects"].clone(), view.match_prefix(&keys).unwrap().pages), (json!(0), 48));
+
+    let smaller = resize("16MiB").json();
+    let left = smaller["objects"].as_u64().unwrap() as usize;
+    assert!(smaller["used_bytes"].as_u64().unwrap() <= 16 << 20, "{smaller}");
+    // Some more may leave on the side, so that the next writes find room.
+    let found = view.match_prefix(&keys).unwrap().pages;
+    assert!(left > 0 && 0 < found && found <= 48 - left, "{smaller}: {found} pages left");
+    store.used_bytes();
+    assert_eq!(store.capacity_bytes(), 16 << 20);
+    let refused = resize("15MiB");
+    assert!(refused.code == 2 && refused.err.contains("16 MiB"), "{}", refused.err);
+    let stat = run(&["stat", text(root.path()), "--json"]).json();
+    assert_eq!((&stat["capacity_bytes"], &stat["problems"]), (&json!(16 << 20), &json!([])));
+    let said = run(&["resize", text(root.path()), "64MiB"]).out;
+    assert!(said.starts_with("capacity 64.0 MiB instead of 16.0 MiB; 0 objects removed"), "{said}");
+}
+
+#[test]
+fn repair_ends_what_the_dead_began_and_leaves_the_living_alone() {
+    let (root, keys, fingerprint) = tiny_root(2);
+    let store = quiet(root.path());
+    let (other, other_keys) = fill(&store, namespace("r2"), "live", 3);
+    let folder = root.path().join("ns").join(&fingerprint);
+    let dead = ProcessId([3; 16]);
+    std::fs::write(folder.join(format!("tmp-{dead}-1")), b"half").unwrap();
+    std::fs::write(folder.join(SegmentId { process: dead, number: 0 }.file_name()), b"").unwrap();
+    let journal = say(root.path(), 3, fingerprint.parse().unwrap(), &[(FrameKind::Counters, Vec::new())]);
+    let whole = std::fs::read(&journal).unwrap();
+    std::fs::write(&journal, [&whole[..], &whole[..50]].concat()).unwrap();
+    let live = store.process().to_string();
+    let of_live = || {
+        let mut found = snapshot(root.path());
+        found.retain(|path, _| path.to_string_lossy().contains(&live));
+        found
+    };
+    let before = of_live();
+    assert!(before.len() >= 3);
+
+    let args = ["repair", text(root.path()), "--json"];
+    let ran = run(&args);
+    let document = ran.json();
+    assert_eq!((ran.code, ran.err.as_str()), (0, ""), "{document}");
+    assert_eq!(
+        fields(&document),
+        [
+            "command",
+            "dead_processes",
+            "freed_bytes",
+            "is_unfinished",
+            "journals_merged",
+            "root",
+            "schema",
+            "segments_removed",
+            "segments_sealed",
+            "temporaries_removed",
+            "units_told"
+        ]
+    );
+    assert_eq!((&document["segments_removed"], &document["temporaries_removed"]), (&json!(1), &json!(1)));
+    let verified = run(&["verify", text(root.path()), "--json"]).json();
+    assert_eq!((&verified["problems"], &verified["objects"]), (&json!([]), &json!(5)));
+    assert!(before == of_live(), "repair touched files of a live process");
+    assert_eq!(other.match_prefix(&other_keys).unwrap().pages, 3);
+    assert_eq!(tiny_view(&open(root.path())).match_prefix(&keys).unwrap().pages, 2);
+    let again = run(&["repair", text(root.path())]);
+    // The dead are looked through once more; nothing is found to do.
+    let mut counted = again.out.lines().skip(1);
+    assert!(again.code == 0 && again.out.lines().count() == 7, "{}{}", again.out, again.err);
+    assert!(counted.all(|line| line.ends_with(" 0") || line.ends_with(" 0 B")), "{}", again.out);
+}
+
+#[test]
+fn repair_tells_again_what_lost_journals_said() {
+    let (root, keys, _) = tiny_root(4);
+    for entry in std::fs::read_dir(root.path().join("journal")).unwrap() {
+        std::fs::remove_file(entry.unwrap().path()).unwrap();
+    }
+    let document = run(&["repair", text(root.path()), "--json"]).json();
+    assert_eq!(
+        (&document["units_told"], &document["is_unfinished"]),
+        (&json!(1), &json!(false)),
+        "{document}"
+    );
+    let options = StoreOptions { read_only: true, ..StoreOptions::default() };
+    let store = Store::open(root.path(), options).unwrap();
+    assert_eq!(tiny_view(&store).match_prefix(&keys).unwrap().pages, 4);
 }
 
 #[test]
@@ -457,7 +720,7 @@ fn a_troubled_root_is_shown_whole_and_left_as_it_is() {
 #[test]
 fn reading_commands_touch_nothing_beside_a_live_store() {
     let root = tempfile::tempdir().unwrap();
-    let store = open(root.path());
+    let store = quiet(root.path());
     let (view, keys) = fill(&store, namespace("r1"), "live", 3);
     let before = snapshot(root.path());
     let (fingerprint, key) = (view.fingerprint().to_string(), keys[0].to_string());
@@ -766,6 +1029,21 @@ fn bad_arguments_are_one_line_and_exit_2() {
         &["import", root, "/nonexistent"],
         &["import", root, "/dev/null", "--capacity", "much"],
         &["probe", root, "--bytes", "-3"],
+        &["prune", root],
+        &["prune", root, "--to", "1GiB", "--older-than", "1h"],
+        &["prune", root, "--to", "much"],
+        &["prune", root, "--older-than", "soon"],
+        &["prune", root, "--older-than=-3h"],
+        &["prune", root, "--revision", "absent", "--yes"],
+        &["prune", "/nonexistent", "--to", "1GiB"],
+        &["prune", text(empty.path()), "--older-than", "1h"],
+        &["resize", root],
+        &["resize", root, "much"],
+        &["resize", root, "1MiB"],
+        &["resize", "/nonexistent", "1GiB"],
+        &["resize", text(empty.path()), "1GiB"],
+        &["repair", "/nonexistent"],
+        &["repair", text(empty.path())],
     ] {
         let ran = run(args);
         assert_eq!((ran.code, ran.out.as_str()), (2, ""), "{args:?}");

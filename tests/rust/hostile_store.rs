@@ -585,7 +585,8 @@ fn encodings() -> Vec<Vec<u8>> {
         keys: short.as_flattened(),
     };
     let location = Location { segment: segment(), entries_offset: 9000, ordinal: 1 };
-    let gone = frame::encode_gone(&[Gone { location, key: short[1], objects: 1, reason: Reason::Damaged }; 3]);
+    let gone =
+        frame::encode_gone(&[Gone { location, key: short[1], objects: 1, reason: Reason::Damaged }; 3]);
     let add = frame::encode_add(&unit, &[run, run]);
     let counters = frame::encode_counters(&[(1, 5), (20, 7)]);
     let seal = frame::encode_seal(segment(), 20_000);

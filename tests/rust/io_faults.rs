@@ -224,15 +224,17 @@ fn case_d16_1_a_page_is_not_there_before_all_of_it_is_written() {
 fn a_full_disk_refuses_pages_and_leaves_nothing_half_written() {
     for (step, name) in STEPS.iter().enumerate() {
         let root = tempfile::tempdir().unwrap();
-        // Where the next unit's payload ends and its frame starts, once that is known; ENOSPC is given there once.
+        // Where the next unit's payload ends and its frame starts, once that is known; ENOSPC is given there
+        // until the disk has room again.
         let next: Arc<Mutex<Option<(u64, u64)>>> = Arc::default();
+        let hits = Arc::new(std::sync::atomic::AtomicU32::new(0));
         let hook = {
-            let next = Arc::clone(&next);
+            let (next, hits) = (Arc::clone(&next), Arc::clone(&hits));
             move |call: IoCall<'_>| {
-                let mut next = next.lock().unwrap();
+                let next = next.lock().unwrap();
                 let hit = next.is_some_and(|(frames, payload)| step_of(&call, frames, payload) == Some(step));
                 if hit {
-                    *next = None;
+                    hits.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
                     return Err(errno(ENOSPC));
                 }
                 Ok(())
@@ -256,7 +258,8 @@ fn a_full_disk_refuses_pages_and_leaves_nothing_half_written() {
         assert!(report.reason.unwrap().contains("os error 28"));
         assert_eq!((report.raw_bytes, report.stored_bytes), (0, 0));
         assert_eq!(counter(&store, Counter::BackupRefusedNoSpace), 4);
-        assert!(next.lock().unwrap().is_none(), "the {name} was never written");
+        assert_eq!(hits.load(std::sync::atomic::Ordering::Relaxed), 2, "the {name} is tried twice");
+        *next.lock().unwrap() = None;
         assert_eq!(lengths(), before, "no room for the {name}");
 
         let other = open(root.path());
@@ -386,4 +389,33 @@ fn case_d20_direct_io_that_is_refused_later_goes_on_through_the_page_cache() {
         assert!(told[0].contains("os error 22"), "{told:?}");
         assert!(store.io_name().starts_with("buffered"));
     }
+}
+
+#[test]
+fn case_d23_a_panic_in_a_transfer_costs_its_pages_and_nothing_else() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let root = tempfile::tempdir().unwrap();
+    let panics = Arc::new(AtomicBool::new(false));
+    let hook = {
+        let panics = Arc::clone(&panics);
+        move |call: IoCall<'_>| {
+            let is_segment = call.path.extension().is_some_and(|end| end == "seg");
+            assert!(!(is_segment && panics.load(Ordering::SeqCst)), "a fault of ours");
+            Ok(())
+        }
+    };
+    let store = Store::open(root.path(), hooked(hook)).unwrap();
+    let view = view(&store);
+    let (keys, bytes) = (keys("c", 3), page_bytes(5, 3 * 512));
+    panics.store(true, Ordering::SeqCst);
+    assert_eq!(backup(&view, &keys, &Memory::of(&bytes)).outcomes, [BackupOutcome::Error; 3]);
+    panics.store(false, Ordering::SeqCst);
+    assert_eq!(backup(&view, &keys, &Memory::of(&bytes)).outcomes, [Stored; 3]);
+    panics.store(true, Ordering::SeqCst);
+    assert_eq!(restore(&view, &keys, &Memory::canary(3 * 512)).outcomes, [RestoreOutcome::Error; 3]);
+    panics.store(false, Ordering::SeqCst);
+    // It says nothing about the pages: they are not given up.
+    let target = Memory::canary(3 * 512);
+    assert_eq!(restore(&view, &keys, &target).outcomes, [Restored; 3]);
+    assert!(target.bytes() == bytes);
 }

@@ -1,1 +1,3 @@
-//! Integration tests live in `main.rs`.
+//! What the worker processes and the tests agree on. The integration tests live in `main.rs`.
+
+pub mod deployment;

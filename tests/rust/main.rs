@@ -1,14 +1,19 @@
 //! Integration tests, one promise a module.
 
 mod bad_input;
+mod budget;
 mod cli;
 mod conversions;
+mod eviction;
+mod eviction_policy;
 mod format_golden;
 mod hostile_store;
 mod identity;
 mod io_faults;
+mod journals;
 mod key_vectors;
 mod layouts;
+mod many_processes;
 mod namespaces;
 mod plans;
 mod readiness;

@@ -79,10 +79,11 @@ fn case_d12_a_page_that_failed_is_missing_until_it_is_stored_again() {
 fn case_d12_pages_of_a_deleted_segment_are_missing_until_they_are_stored_again() {
     let root = tempfile::tempdir().unwrap();
     let (keys, bytes) = filled(root.path(), 4);
-    std::fs::remove_file(object(root.path(), &keys[0]).segment).unwrap();
     let (store, other) = (open(root.path()), open(root.path()));
     let (here, there) = (view(&store), view(&other));
+    std::fs::remove_file(object(root.path(), &keys[0]).segment).unwrap();
     assert_eq!(outcomes(&here, &keys, &bytes), [Error; 4]);
+    assert_eq!(outcomes(&view(&open(root.path())), &keys, &bytes), [Absent; 4]);
     for _ in 0..10 {
         assert_eq!((pages(&here, &keys), pages(&there, &keys)), (0, 0));
     }
