@@ -53,6 +53,7 @@ bench:  ## benchmarks against the physical limit in the same run
 		"$$CARGO_TARGET_DIR/release/bench-store"
 		export HICACHE_TOOL_BINARY=$$CARGO_TARGET_DIR/release/hicache-store
 		python benches/python/bench_match.py
+		python benches/python/bench_tailing.py
 		python benches/python/bench_tool_start.py
 	)
 	. scripts/env.sh demo

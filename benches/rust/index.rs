@@ -2,10 +2,9 @@
 
 use std::time::Instant;
 
-use hicache_core::{ChainStart, PoolMemory, View};
-use hicache_sys::Region;
+use hicache_core::View;
 
-use crate::measure::{Chain, LONGEST, Spread, chains, fill, folder, open, tiny_view};
+use crate::measure::{Chain, Spread, chains, fill, fill_singly, folder, open, tiny_view};
 
 const OBJECTS: usize = 1_000_000;
 /// Of the second case, in which every page is a unit of its own.
@@ -38,21 +37,4 @@ fn measure(case: &str, objects: usize, fill: fn(&View, &[Chain]) -> usize) {
     }
     let (chains, rate) = (chains.len(), Spread::of(rates));
     println!("RESULT: match: {objects} objects in {chains} chains, {case}, one core: {rate} M pages/s");
-}
-
-/// Stores every page with a call of its own, chains mixed, as a decoding engine does.
-fn fill_singly(view: &View, chains: &[Chain]) -> usize {
-    let memory = Region::owned(16);
-    let mut objects = 0;
-    for page in 0..LONGEST {
-        for chain in chains.iter().filter(|chain| page < chain.keys.len() && page != chain.stored) {
-            let start =
-                ChainStart { parent: page.checked_sub(1).map(|before| chain.keys[before]), depth: None };
-            let memory = vec![PoolMemory { regions: vec![&memory], slots: &[0] }];
-            let report = view.backup(&chain.keys[page..=page], memory, start).expect("a backup");
-            assert!(report.reason.is_none(), "{:?}", report.reason);
-            objects += 1;
-        }
-    }
-    objects
 }

@@ -83,12 +83,17 @@ pub fn chains(objects: usize) -> Vec<Chain> {
 
 /// The view that the index benches use: pages of 16 bytes.
 pub fn tiny_view(store: &Store) -> View {
+    view_of_head(store, 0)
+}
+
+/// The same with pages of some head.
+pub fn view_of_head(store: &Store, head: u32) -> View {
     let namespace = Namespace::new("bench/index", "r1", 1, None).expect("a namespace");
     let components = vec![Component::per_token("k", 8), Component::per_token("v", 8)];
     let pool = Pool::new("kv", PoolKind::Kv, DType::parse("bfloat16").expect("a type"), None, components)
         .expect("a pool");
-    let span = Span { start: 0, end: 1 };
-    let tile = Tile::whole_page(span, span, 1).expect("a tile");
+    let (layers, heads) = (Span { start: 0, end: 1 }, Span { start: head, end: head + 1 });
+    let tile = Tile::whole_page(layers, heads, 1).expect("a tile");
     let pools = vec![ViewPool::new(pool, tile, LayoutName::PageFirst)];
     store.view(namespace, pools, ViewOptions::default()).expect("a view")
 }
@@ -111,6 +116,23 @@ pub fn fill(view: &View, chains: &[Chain]) -> usize {
         let report = view.backup(&chain.keys, memory, start).expect("a backup");
         assert!(report.reason.is_none(), "{:?}", report.reason);
         objects += slots.iter().filter(|&&slot| slot >= 0).count();
+    }
+    objects
+}
+
+/// Stores every page with a call of its own, chains mixed, as a decoding engine does. Objects stored.
+pub fn fill_singly(view: &View, chains: &[Chain]) -> usize {
+    let memory = Region::owned(16);
+    let mut objects = 0;
+    for page in 0..LONGEST {
+        for chain in chains.iter().filter(|chain| page < chain.keys.len() && page != chain.stored) {
+            let start =
+                ChainStart { parent: page.checked_sub(1).map(|before| chain.keys[before]), depth: None };
+            let memory = vec![PoolMemory { regions: vec![&memory], slots: &[0] }];
+            let report = view.backup(&chain.keys[page..=page], memory, start).expect("a backup");
+            assert!(report.reason.is_none(), "{:?}", report.reason);
+            objects += 1;
+        }
     }
     objects
 }

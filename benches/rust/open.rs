@@ -3,14 +3,24 @@
 use std::process::Command;
 use std::time::Instant;
 
-use crate::measure::{Spread, chains, fill, folder, open, tiny_view};
+use hicache_core::View;
+
+use crate::measure::{Chain, Spread, chains, fill, fill_singly, folder, open, tiny_view};
 
 const ROUNDS: usize = 5;
 
-/// Prints the time to open, and bytes per object as the slope from one to four million.
+/// So many objects that the hash table has just doubled, when it takes most memory an object.
+const SINGLE_OBJECTS: [usize; 2] = [230_000, 918_000];
+
+/// Prints the time to open, and bytes per object as the slope between two sizes.
 pub fn run() {
+    measure("chains stored whole", [1_000_000, 4_000_000], fill);
+    measure("every page a run of its own, the table as empty as it gets", SINGLE_OBJECTS, fill_singly);
+}
+
+fn measure(case: &str, sizes: [usize; 2], fill: fn(&View, &[Chain]) -> usize) {
     let mut memory = Vec::new();
-    for objects in [1_000_000, 4_000_000] {
+    for objects in sizes {
         let folder = folder();
         let stored = {
             let store = open(folder.path());
@@ -29,13 +39,13 @@ pub fn run() {
             resident.push(words.next().expect("bytes"));
         }
         println!(
-            "RESULT: open: {stored} objects, to the first full-length match: {} s (bar 1 at 1 M)",
+            "RESULT: open: {stored} objects, {case}, to the first full-length match: {} s (bar 1 at 1 M)",
             Spread::of(seconds)
         );
         memory.push((stored as f64, Spread::of(resident).median));
     }
     let slope = (memory[1].1 - memory[0].1) / (memory[1].0 - memory[0].0);
-    println!("RESULT: index: {slope:.1} bytes of resident memory an object, slope from 1 M to 4 M (bar 64)");
+    println!("RESULT: index: {slope:.1} bytes of resident memory an object, {case} (bar 64)");
 }
 
 /// In a process of its own: opens, matches one whole chain, prints seconds and grown resident bytes.
