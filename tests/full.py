@@ -44,6 +44,17 @@ PYTEST_PASSED = r"(?m)^=.* [1-9]\d* passed"
 
 BARS = (
     Bar(
+        "many processes, long: 60 s of kills, 8,000 open and kill cycles, ranks, clears, full disks",
+        (
+            *CARGO,
+            *("test", "--locked", "--release", "-p", "hicache-tests", "many_processes"),
+            *("--", "--nocapture", "--test-threads", "1"),
+        ),
+        30,
+        RUST_PASSED,
+        {"HICACHE_FULL_SIZE": "1"},
+    ),
+    Bar(
         "hostile bytes, 100,000 cases",
         (*CARGO, "test", "--locked", "--release", "-p", "hicache-tests", "hostile", "--", "--nocapture"),
         60,
@@ -57,17 +68,6 @@ BARS = (
         15,
         PYTEST_PASSED,
         {"HICACHE_KILLS": "50"},
-    ),
-    Bar(
-        "many processes, long: 60 s of kills, 8,000 open and kill cycles, ranks, clears, full disks",
-        (
-            *CARGO,
-            *("test", "--locked", "--release", "-p", "hicache-tests", "many_processes"),
-            *("--", "--nocapture", "--test-threads", "1"),
-        ),
-        30,
-        RUST_PASSED,
-        {"HICACHE_FULL_SIZE": "1"},
     ),
     Bar("the demo", ("make", "demo"), 10, r"All proved in"),
     Bar("benchmarks", ("make", "bench"), 30, r"(?m)^RESULT:"),
