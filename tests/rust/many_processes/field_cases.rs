@@ -125,6 +125,8 @@ fn case_d08_the_capacity_holds_at_all_times_and_the_latest_pages_stay() {
     let store = small_store(&root);
     let (deployment, view) = big(&store);
     let (done, most) = (AtomicBool::new(false), AtomicU64::new(0));
+    // Without it, the last pages of a quick writer would be old when the others end.
+    let step = std::sync::Barrier::new(4);
     std::thread::scope(|scope| {
         let watcher = scope.spawn(|| {
             while !done.load(Ordering::SeqCst) {
@@ -135,9 +137,10 @@ fn case_d08_the_capacity_holds_at_all_times_and_the_latest_pages_stay() {
         // 1,000 pages of 128 KiB: eight times the capacity.
         let writers: Vec<_> = (0..4)
             .map(|thread| {
-                let (view, deployment) = (&view, &deployment);
+                let (view, deployment, step) = (&view, &deployment, &step);
                 scope.spawn(move || {
                     for number in 0..250 {
+                        step.wait();
                         store_chain(view, deployment, thread * 1000 + number, 1);
                     }
                 })

@@ -181,6 +181,10 @@ impl NamespaceState {
         counters.add(Counter::JournalDamage, report.damaged_stretches);
         self.recover(&mut index, &finished, known, counters, notices);
         tailing.pending = removes;
+        if report.journals_gone {
+            // A segment that was there when its add was read may have gone since, and with it the frames that said so.
+            self.forget_missing_segments(&mut index);
+        }
         // Also those of units that only a directory told of.
         tailing.pending.retain(|record| !index.apply_gone(record));
         index.finish_loading();
@@ -228,9 +232,7 @@ impl NamespaceState {
         pending.append(&mut removes);
         if report.journals_gone {
             // Whoever rewrote a journal left out the removes of segments that are gone.
-            if let Ok(there) = self.segments_there() {
-                index.retain_segments(&mut |segment| there.contains(&segment));
-            }
+            self.forget_missing_segments(index);
         }
         index.rebuild_if_sparse();
     }
@@ -239,6 +241,12 @@ impl NamespaceState {
         let path = self.paths.segment(&self.fingerprint, segment);
         // Any other answer than "no such file" leaves the question to whoever reads a page.
         std::fs::symlink_metadata(path).map_or_else(|error| error.kind() != io::ErrorKind::NotFound, |_| true)
+    }
+
+    fn forget_missing_segments(&self, index: &mut Index) {
+        if let Ok(there) = self.segments_there() {
+            index.retain_segments(&mut |segment| there.contains(&segment));
+        }
     }
 
     /// Segments in the folder.
