@@ -1,6 +1,6 @@
 # Sourced, never run: says where the environments and build products of this clone live.
 #
-#     . scripts/env.sh [test|demo]
+#     . scripts/env.sh [test|demo|sglang]
 #
 # Downloads and compiled dependencies are cached outside the clone, keyed by what they were made from, so a
 # fresh clone starts warm. What is built from this clone's own sources, the installed wheel, stays in the
@@ -26,7 +26,9 @@ CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$HICACHE_CACHE/target-$(
 # pyo3 builds again when this changes, so it must not name an environment of one clone.
 PYO3_PYTHON=$HICACHE_PYTHON
 PYTHONDONTWRITEBYTECODE=1
+# Where SGLang keeps what it compiles: beside the packages that it is compiled against.
+TORCH_EXTENSIONS_DIR=$HICACHE_DEPS/extensions
 PATH=$HICACHE_VENV/bin:$HICACHE_DEPS/bin:$PATH
 unset home PYTHONPATH PYTHONHOME
 export HICACHE_ROOT HICACHE_ENV HICACHE_CACHE HICACHE_PYTHON HICACHE_DEPS HICACHE_VENV
-export CARGO_TARGET_DIR PYO3_PYTHON PYTHONDONTWRITEBYTECODE PATH
+export CARGO_TARGET_DIR PYO3_PYTHON PYTHONDONTWRITEBYTECODE TORCH_EXTENSIONS_DIR PATH

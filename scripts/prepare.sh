@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Makes an environment ready: pinned packages from the cache, and the wheel of this clone.
 #
-#     scripts/prepare.sh test|demo
+#     scripts/prepare.sh test|demo|sglang
 set -euo pipefail
 here=$(dirname "${BASH_SOURCE[0]}")
 "$here/check-prerequisites.sh"
+[ "$1" != sglang ] || "$here/check-sglang.sh"
 # shellcheck source=scripts/env.sh
 . "$here/env.sh" "$1"
 cd "$HICACHE_ROOT"
@@ -15,6 +16,8 @@ find "$HICACHE_CACHE" -mindepth 1 -maxdepth 1 \( -name 'venv-*' -o -name 'target
 (
     flock 8
     if ! [ -e "$HICACHE_DEPS/.complete" ]; then
+        # torch and the libraries that it links take more than everything else together.
+        [ "$1" != sglang ] || HICACHE_NEED_MIB=${HICACHE_NEED_MIB:-12288} "$here/check-prerequisites.sh"
         echo "installing requirements/$HICACHE_ENV.txt into $HICACHE_DEPS"
         rm -rf "$HICACHE_DEPS"
         "$HICACHE_PYTHON" -m venv "$HICACHE_DEPS"

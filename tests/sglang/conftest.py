@@ -1,0 +1,37 @@
+"""Fixtures of the engine's side. The engine is imported here, once, with what a CPU lacks replaced."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from harness import backends, cpu_sglang, pools
+
+    assert cpu_sglang
+    assert pools
+
+
+@pytest.fixture(params=backends.KINDS)
+def kind(request) -> str:
+    """Each test of the conformance suite runs with both backends."""
+    return request.param
+
+
+@pytest.fixture
+def open_backend(tmp_path):
+    """Opens backends on one root, and closes them at the end."""
+    opened = []
+
+    def make(kind, anchor, sidecars=None, **changes):
+        backend = backends.open_backend(
+            kind, changes.pop("root", tmp_path / "root"), anchor, sidecars, **changes
+        )
+        opened.append(backend)
+        return backend
+
+    yield make
+    for backend in opened:
+        backends.close(backend)
