@@ -292,12 +292,12 @@ class HiCacheStoreBackend(HiCacheStorage):  # type: ignore[misc]
         Closing twice is fine. Calls that are under way end as misses.
         """
         with self._closing:
-            store, self._store = self._store, None
             exporter, self._exporter = self._exporter, None
+            if exporter is not None:
+                exporter.close()  # while there is something to show
+            store, self._store = self._store, None
         self._serving.close()
         self.registered_pools, self.mem_pool_host = {}, None
-        if exporter is not None:
-            exporter.close()
         if store is not None:
             store.close()
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hicache_store import HitPolicy
+from hicache_store import HitPolicy, View
 from hicache_store.sglang.guard import count
 from hicache_store.sglang.serving import State
 from hicache_store.sglang.versions import KV, PoolHitPolicy, pool_name
@@ -61,7 +61,7 @@ def find(state: State, keys: list[str], transfers: Sequence[Any]) -> Found:
     if policies and state.lookups is not None:
         answer = state.lookups.match(keys, policies)
         pages, legal, limit = answer.pages, answer.legal, answer.limited_by
-        hits |= answer.hits
+        hits |= _own_hits(state.lookups, keys, asked, answer.hits)
     for name, policy in asked.groups.items():
         if state.lookups is not None:
             hits[name] = state.lookups.match(keys, {name: policy}).hits[name]
@@ -73,6 +73,21 @@ def find(state: State, keys: list[str], transfers: Sequence[Any]) -> Found:
         legal=list(range(1, pages + 1)) if legal is None else legal,
         limited_by=None if limit is None else limit.partition(":")[0],
     )
+
+
+def _own_hits(lookups: View, keys: list[str], asked: _Asked, hits: dict[str, int]) -> dict[str, int]:
+    """Each pool's own longest length within the anchor's, whatever the other pools have."""
+    longest = hits.get(KV, len(keys))
+    own = {name: min(hit, longest) for name, hit in hits.items()}
+    every = [own[name] for name, window in asked.windows.items() if not window]
+    if min(every, default=longest) == longest:
+        return own
+    # A pool of which every page must be there ends before the anchor, and the store ended the windows with it.
+    for name, window in asked.windows.items():
+        if window:
+            policy = HitPolicy.trailing_pages(window)
+            own[name] = lookups.match(keys[:longest], {name: policy}).hits[name] if longest else 0
+    return own
 
 
 def _read(state: State, transfers: Sequence[Any]) -> _Asked:

@@ -129,14 +129,14 @@ class Exporter:
         """
         try:
             import prometheus_client
-            from prometheus_client.registry import CollectorRegistry
+            from prometheus_client import core
         except ImportError:
             raise ConfigError(
                 '"metrics" needs the package prometheus_client, which the engine depends on'
             ) from None
         self._client = prometheus_client
-        self._registry = CollectorRegistry()
-        self._registry.register(_Collector(prometheus_client, rank, collect))
+        self._registry = prometheus_client.CollectorRegistry()
+        self._registry.register(_Collector(core, rank, collect))
         self._stop = threading.Event()
         self._server: Any = None
         self._thread: threading.Thread | None = None
@@ -189,11 +189,11 @@ _Facts = tuple[dict[tuple[str, ...], int], dict[str, int], dict[str, float]]
 class _Collector:
     """Adapter totals, the store's own totals and some facts as metric families."""
 
-    def __init__(self, client: Any, rank: str, collect: Callable[[], _Facts]) -> None:
-        self._client, self._rank, self._collect = client, rank, collect
+    def __init__(self, core: Any, rank: str, collect: Callable[[], _Facts]) -> None:
+        self._core, self._rank, self._collect = core, rank, collect
 
     def collect(self) -> Iterator[Any]:
-        core = self._client.core
+        core = self._core
         totals, store, facts = self._collect()
         families = {
             name: core.CounterMetricFamily(f"hicache_adapter_{name}", text, labels=["rank", *labels])

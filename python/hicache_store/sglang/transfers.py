@@ -63,6 +63,8 @@ class Transfers:
             return self.refused(served.binding.name, len(keys), "misuse")
         if served.pages is None or not keys:
             return [True] * len(keys)
+        if len(once := dict(zip(keys, slots.tolist(), strict=True))) < len(keys):
+            return self._set_once(served, keys, once, before)
         begun, pages, memory = time.monotonic(), served.pages, served.pages.body.memory
         if not isinstance(memory, StagedMemory):
             return self._backup(pages.view, pages.name, keys, memory, slots, before, begun)
@@ -74,6 +76,14 @@ class Transfers:
                 break
             before = _after(before, keys[part])
         return flags + [False] * (len(keys) - len(flags))
+
+    def _set_once(self, served: Served, keys: list[str], once: dict[str, int], before: Before) -> list[bool]:
+        """Stores pages of which some stand twice: the store takes each once."""
+        page = served.binding.page_size
+        tokens = torch.tensor(list(once.values())).repeat_interleave(page) * page
+        offsets = torch.arange(page).repeat(len(once))
+        stored = dict(zip(once, self.set(served, list(once), tokens + offsets, before), strict=True))
+        return [stored[key] for key in keys]
 
     def get_flat(self, served: Served, keys: list[str]) -> list[torch.Tensor | None]:
         """Returns flat pages, rows of memory made for this call; None from the first missing one on."""
@@ -205,7 +215,9 @@ def _slots(served: Served, keys: list[str], host_indices: Any) -> _Slots | None:
         return None
     tokens = host_indices.detach().cpu().numpy()
     first, last = tokens[::page], tokens[page - 1 :: page]
-    if page > 1 and not ((first % page == 0).all() and (last == first + (page - 1)).all()):
+    # The store takes -1 for "no page here": from the engine it is a mistake.
+    is_whole = (first >= 0).all() and (first % page == 0).all() and (last == first + (page - 1)).all()
+    if not is_whole:
         return None
     slots: _Slots = first // page
     return slots
