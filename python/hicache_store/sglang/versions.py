@@ -73,7 +73,7 @@ class EngineFacts:
     model_path: str | None = None
     """Folder or hub name of the weights."""
     revision: str | None = None
-    """Revision of the weights as the operator named it."""
+    """Revision of the weights: the commit in the hub's cache, else as the operator named it."""
     total_layers: int | None = None
     """Layers with a cache, over all pipeline stages."""
     total_heads: Mapping[str, int] = field(default_factory=dict)
@@ -164,13 +164,29 @@ def _facts(args: Any) -> EngineFacts:
     overrides = _text(args, "json_model_override_args")
     return EngineFacts(
         model_path=model_path,
-        revision=_text(args, "revision"),
+        revision=_revision(model_path, _text(args, "revision")),
         total_layers=layers,
         total_heads={name: count for name, count in heads.items() if count > 0},
         kv_dtype=_kv_dtype(args),
         draft_model=draft,
         overrides=None if overrides in (None, "{}") else overrides,
     )
+
+
+def _revision(model_path: str | None, named: str | None) -> str | None:
+    """The commit of a model that the engine took from its hub's cache, else the revision as it was named."""
+    if model_path is None or Path(model_path).exists():
+        return named
+    try:
+        from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
+    except ImportError:
+        return named
+    try:
+        found = try_to_load_from_cache(model_path, "config.json", revision=named)
+    except HFValidationError:  # no name of a hub
+        return named
+    return Path(found).parent.name if isinstance(found, str) else named
 
 
 def _model_config(args: Any, model_path: str | None) -> Any:

@@ -225,6 +225,22 @@ def test_a_started_engine_tells_its_models_facts(monkeypatch):
     assert facts.draft_model is None
 
 
+def test_a_model_from_the_hub_has_the_commit_in_its_cache(monkeypatch, tmp_path):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(versions, "_server_args", arguments)
+    assert versions.engine_facts().revision == "main"
+    cached = tmp_path / "models--org--name"
+    (cached / "refs").mkdir(parents=True)
+    (cached / "refs" / "main").write_text(COMMIT)
+    (cached / "snapshots" / COMMIT).mkdir(parents=True)
+    (cached / "snapshots" / COMMIT / "config.json").write_text("{}")
+    assert versions.engine_facts().revision == COMMIT
+    monkeypatch.setattr(versions, "_server_args", lambda: arguments(model_path="s3://bucket/model"))
+    assert versions.engine_facts().revision == "main"
+
+
 def test_a_model_whose_stages_count_other_layers_tells_no_total(monkeypatch):
     given = arguments()
     given._model_config.num_attention_layers = 64
