@@ -22,7 +22,7 @@ from hicache_store.sglang import versions
 from hicache_store.sglang._options import parse
 from hicache_store.sglang.guard import Trouble, all_false, all_none, count, never_raises, no_transfer
 from hicache_store.sglang.identity import namespace
-from hicache_store.sglang.lookups import find
+from hicache_store.sglang.lookups import find, leading
 from hicache_store.sglang.metrics import Counters, Exporter, Operations
 from hicache_store.sglang.serving import Serving
 from hicache_store.sglang.topology import Topology
@@ -121,7 +121,7 @@ class HiCacheStoreBackend(HiCacheStorage):  # type: ignore[misc]
     def batch_exists(self, keys: list[str], extra_info: Any = None) -> int:
         """Returns how many of `keys`, from the first one on, are stored for this rank."""
         del extra_info
-        found = find(self._serving.state, keys, ())
+        found = leading(self._serving.state, keys)
         self._note_lookup(keys, found.pages, found.limited_by)
         return found.pages
 

@@ -9,7 +9,7 @@ from hicache_store.sglang.guard import count
 from hicache_store.sglang.serving import State
 from hicache_store.sglang.versions import KV, PoolHitPolicy, pool_name
 
-__all__ = ["Found", "find"]
+__all__ = ["Found", "find", "leading"]
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,17 @@ class _Asked:
     """Pools whose verdict is told and limits nothing."""
     unserved: str | None = None
     """A pool that is needed and not served."""
+
+
+def leading(state: State, keys: list[str]) -> Found:
+    """Looks up `keys` in the anchor pool alone; leaves out `legal`, every length up to `pages`."""
+    anchor = state.served.get(KV)
+    if anchor is None or not keys:
+        return Found(limited_by=KV)
+    if anchor.pages is None:
+        return Found(pages=len(keys))
+    answer = anchor.pages.view.match(keys)
+    return Found(pages=answer.pages, limited_by=KV if answer.pages < len(keys) else None)
 
 
 def find(state: State, keys: list[str], transfers: Sequence[Any]) -> Found:
@@ -82,7 +93,8 @@ def _own_hits(lookups: View, keys: list[str], asked: _Asked, hits: dict[str, int
     every = [own[name] for name, window in asked.windows.items() if not window]
     if min(every, default=longest) == longest:
         return own
-    # A pool of which every page must be there ends before the anchor, and the store ended the windows with it.
+    # A pool of which every page must be there ends before the anchor, and the store ended the windows with
+    # it.
     for name, window in asked.windows.items():
         if window:
             policy = HitPolicy.trailing_pages(window)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from harness import backends, pools
-
+from harness import backends
 from hicache_store.sglang import HiCacheStoreBackend
 
 
@@ -70,6 +69,3 @@ def slots():
 def others():
     """Where they go."""
     return OTHER
-
-
-assert pools

@@ -7,10 +7,9 @@ import logging
 import pytest
 import torch
 from harness import backends, pools
-from sglang.srt.mem_cache.hicache_storage import HiCacheStorageExtraInfo, PoolName, PoolTransfer
-
 from hicache_store import ConfigError, UnsupportedError
 from hicache_store.sglang import transfers
+from sglang.srt.mem_cache.hicache_storage import HiCacheStorageExtraInfo, PoolName, PoolTransfer
 
 KV = PoolName.KV
 
@@ -64,7 +63,8 @@ def test_a_failure_inside_is_a_miss(monkeypatch, backend, pool, keys, slots, err
 
     for name in ("get", "set", "get_flat", "set_flat"):
         monkeypatch.setattr(transfers.Transfers, name, broken)
-    monkeypatch.setattr("hicache_store.sglang.backend.find", broken)
+    for name in ("find", "leading"):
+        monkeypatch.setattr(f"hicache_store.sglang.backend.{name}", broken)
     pages = backends.blank_pages(pool, 6)
     assert answers(backend, keys, pools.indices(pool, slots), pages) == all_missed(6)
     assert answers(backend, keys, pools.indices(pool, slots), pages) == all_missed(6)
@@ -80,7 +80,7 @@ def test_who_stops_the_process_is_not_stopped(monkeypatch, backend, keys, stop):
     def stopped(*_args):
         raise stop
 
-    monkeypatch.setattr("hicache_store.sglang.backend.find", stopped)
+    monkeypatch.setattr("hicache_store.sglang.backend.leading", stopped)
     with pytest.raises(stop):
         backend.batch_exists(keys)
 
@@ -112,7 +112,11 @@ def test_garbage_keys_are_missed(backend, pool, keys, slots, garbage):
 def test_no_keys_at_all(backend, pool, keys):
     assert backend.batch_exists(keys) == 0
     assert backend.batch_exists_v2(keys).kv_hit_pages == 0
-    for answer in (backend.batch_get_v1(keys, None), backend.batch_set_v1(keys, None), backend.batch_get(keys)):
+    for answer in (
+        backend.batch_get_v1(keys, None),
+        backend.batch_set_v1(keys, None),
+        backend.batch_get(keys),
+    ):
         assert answer == []
     assert backend.batch_set(keys, None) is False
     assert backend.batch_get_v2(None) == backend.batch_set_v2([object()]) == {}
@@ -212,7 +216,8 @@ def test_flat_pages_that_do_not_fit_are_refused(backend, pool, keys, what):
     assert backend.batch_get(keys, [page[:-1]] * 6) == [None] * 6
 
 
-# -- pools that cannot be served -----------------------------------------------------------------------------------
+# -- pools that cannot be served
+# -----------------------------------------------------------------------------------
 
 
 def test_an_anchor_that_cannot_be_stored_stops_the_engine(rank):
@@ -278,7 +283,8 @@ def test_dealt_layers_are_no_replicas(rank):
         backend.register_mem_pool_host(latent)
 
 
-# -- warnings --------------------------------------------------------------------------------------------------------
+# -- warnings
+# --------------------------------------------------------------------------------------------------------
 
 
 def test_a_missing_interface_is_said_once_with_the_fix(rank, pool, caplog):

@@ -87,7 +87,8 @@ def test_single_calls_are_calls_of_one_page(rank, keys):
     assert torch.equal(backend.get(keys[0]).view(torch.uint8), page.view(torch.uint8))
 
 
-# -- families that the common set does not build ---------------------------------------------------------------------
+# -- families that the common set does not build
+# ---------------------------------------------------------------------
 
 
 def keys_only(layout, anchor):
@@ -159,7 +160,7 @@ def split_latents(anchor):
 
 
 def buffers(pool):
-    """Tensors `[pages, bytes]` that a page of these pools is put together from; layers first are moved behind."""
+    """Tensors `[pages, ...]` that a page of these pools is put together from."""
     if isinstance(pool, MambaPoolHost):
         held = pool.kv_buffer
     elif isinstance(pool, MHATokenToKOnlyPoolHost):

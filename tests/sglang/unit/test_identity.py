@@ -9,11 +9,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from harness import backends, pools
-from sglang.srt.mem_cache.hicache_storage import PoolName
-
 from hicache_store import ConfigError
 from hicache_store.sglang import identity, versions
 from hicache_store.sglang.versions import EngineFacts
+from sglang.srt.mem_cache.hicache_storage import PoolName
 
 KV = PoolName.KV
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -111,7 +110,8 @@ def test_a_target_without_its_draft_is_no_hit(rank, put, keys, slots):
     assert rank(anchor).batch_exists(keys) == 6
 
 
-# -- names and revisions -------------------------------------------------------------------------------------------
+# -- names and revisions
+# -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,10 @@ def test_a_changed_config_is_another_revision(tmp_path):
     plain = identity.revision(None, folder, NOBODY)
     scaled = identity.revision(None, folder, EngineFacts(overrides='{"rope_scaling": 2}'))
     assert scaled.startswith(plain)
-    assert len({plain, scaled, identity.revision(None, folder, EngineFacts(overrides='{"rope_scaling": 4}'))}) == 3
+    assert (
+        len({plain, scaled, identity.revision(None, folder, EngineFacts(overrides='{"rope_scaling": 4}'))})
+        == 3
+    )
 
 
 @pytest.mark.parametrize("path", [None, "org/name", "/nowhere"])
@@ -198,7 +201,8 @@ def test_a_backend_without_a_revision_is_refused(rank):
         rank(None, extra={"revision": None})
 
 
-# -- the engine's facts --------------------------------------------------------------------------------------------
+# -- the engine's facts
+# --------------------------------------------------------------------------------------------
 
 
 def test_an_engine_that_is_not_started_tells_nothing():
@@ -212,7 +216,12 @@ def arguments(**changes):
         get_total_num_kv_heads=lambda: 8,
         get_swa_num_kv_heads=lambda tp_size: 4 // tp_size,
     )
-    given = {"model_path": "org/name", "revision": "main", "kv_cache_dtype": "fp8_e5m2", "_model_config": config}
+    given = {
+        "model_path": "org/name",
+        "revision": "main",
+        "kv_cache_dtype": "fp8_e5m2",
+        "_model_config": config,
+    }
     return SimpleNamespace(**given | changes)
 
 
@@ -257,7 +266,9 @@ def test_an_engine_that_answers_strangely_tells_nothing(monkeypatch):
 
 
 def test_options_say_more_than_the_engine(monkeypatch, rank):
-    monkeypatch.setattr(versions, "engine_facts", lambda: EngineFacts(total_layers=9, total_heads={"kv": 9, "swa": 2}))
+    monkeypatch.setattr(
+        versions, "engine_facts", lambda: EngineFacts(total_layers=9, total_heads={"kv": 9, "swa": 2})
+    )
     pool = mha(layers=2, heads=1)
     reader = rank(pool, extra={"total_layers": 4, "total_kv_heads": 2}, tp_size=2, pp_size=2)
     assert reader.stats()["pools"]["kv"]["bound"] == []

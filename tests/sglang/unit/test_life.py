@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gc
 import threading
 import time
+import weakref
 
 import pytest
 from harness import backends, pools
@@ -29,9 +32,6 @@ def test_a_detached_backend_is_attached_again(rank, keys, slots, others):
 
 
 def test_closing_twice_is_fine_and_lets_go_of_the_engines_memory(rank):
-    import gc
-    import weakref
-
     pool = build()
     backend = rank(pool, {PoolName.SWA: build()})
     held = weakref.ref(pool.kv_buffer)
@@ -81,8 +81,6 @@ def test_a_pool_that_comes_later_is_served(rank, put, keys, slots):
 
 
 def test_an_anchor_of_another_page_size_needs_a_new_backend(rank):
-    import dataclasses
-
     backend = rank(build())
     larger = pools.build("mha", "page_first", dataclasses.replace(pools.TINY, page=8))
     with pytest.raises(NotImplementedError, match="attach"):
@@ -188,7 +186,8 @@ def test_close_while_calls_run(rank, keys):
         assert faults <= {f"faults/{call}/closed" for call in ("get", "set", "exists")}
 
 
-# -- look-ups over several pools -----------------------------------------------------------------------------------
+# -- look-ups over several pools
+# -----------------------------------------------------------------------------------
 
 
 def test_a_pools_own_hit_does_not_depend_on_the_others(rank, put, keys, slots):

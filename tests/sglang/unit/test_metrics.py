@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 import socket
 import urllib.request
+from pathlib import Path
 
 import pytest
-from harness import backends, pools
-from sglang.srt.mem_cache.hicache_storage import PoolName
-from sglang.srt.observability.metrics_collector import StorageMetrics
-
+from harness import pools
 from hicache_store import ConfigError
 from hicache_store.sglang.metrics import COUNTERS
+from sglang.srt.mem_cache.hicache_storage import PoolName
+from sglang.srt.observability.metrics_collector import StorageMetrics
 
 KV = PoolName.KV
 
@@ -119,10 +119,5 @@ def test_every_counter_is_described():
 
 
 def test_the_document_names_every_counter():
-    from pathlib import Path
-
     text = (Path(__file__).parents[3] / "docs" / "sglang.md").read_text()
     assert [name for name in COUNTERS if f"`{name}`" not in text] == []
-
-
-assert backends

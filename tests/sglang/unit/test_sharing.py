@@ -119,7 +119,9 @@ def test_one_rank_reads_what_four_wrote(rank, put, take, keys, slots):
         ({"pp_rank": 0, "pp_size": 2}, "total_layers", {"layers": (0, 2)}, "total_layers"),
     ],
 )
-def test_what_nobody_tells_keeps_pages_apart(rank, put, take, whole, keys, slots, facts, missing, shape, named):
+def test_what_nobody_tells_keeps_pages_apart(
+    rank, put, take, whole, keys, slots, facts, missing, shape, named
+):
     extra = FACTS | {missing: None}
     pool = pools.fill(part(**shape), 3)
     reader = rank(pool, extra=extra, **facts)
