@@ -82,8 +82,7 @@ class HiCacheStoreBackend(HiCacheStorage):  # type: ignore[misc]
             raise
         self._warn_of_options()
 
-    # -- registration
-    # ------------------------------------------------------------------------------------------
+    # -- registration -----------------------------------------------------------------------------------
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
         """Takes the anchor pool: its pages are the pages of the prefix.
@@ -110,8 +109,7 @@ class HiCacheStoreBackend(HiCacheStorage):  # type: ignore[misc]
         fingerprint = None if state.namespace is None else state.namespace.fingerprint
         _log.info("rank %s serves namespace %s, page bytes %s", self._topology.label, fingerprint, pages)
 
-    # -- look-ups
-    # ----------------------------------------------------------------------------------------------
+    # -- look-ups ---------------------------------------------------------------------------------------
 
     def exists(self, key: str) -> bool:
         """Returns whether the page is stored."""
@@ -147,8 +145,7 @@ class HiCacheStoreBackend(HiCacheStorage):  # type: ignore[misc]
         self._note_lookup(keys, found.pages, found.limited_by)
         return PoolTransferResult(found.pages, found.hits, found.legal)
 
-    # -- reads and writes in place
-    # -----------------------------------------------------------------------------
+    # -- reads and writes in place ----------------------------------------------------------------------
 
     @never_raises("get", all_false)
     def batch_get_v1(self, keys: list[str], host_indices: Any, extra_info: Any = None) -> list[bool]:
@@ -190,8 +187,7 @@ class HiCacheStoreBackend(HiCacheStorage):  # type: ignore[misc]
             "set", transfers, lambda name, keys, indices: self._set(name, keys, indices, extra_info)
         )
 
-    # -- the older interface: flat pages of the anchor pool
-    # ----------------------------------------------------
+    # -- the older interface: flat pages of the anchor pool ---------------------------------------------
 
     @never_raises("get", lambda *_args, **_kwargs: None)
     def get(
@@ -247,8 +243,7 @@ class HiCacheStoreBackend(HiCacheStorage):  # type: ignore[misc]
             return True
         return self._transfers.set_flat(served, keys, target_locations if values is None else values)
 
-    # -- what the main thread asks for
-    # -------------------------------------------------------------------------
+    # -- what the main thread asks for ------------------------------------------------------------------
 
     @never_raises("clear", lambda *_args, **_kwargs: None)
     def clear(self) -> None:
@@ -301,8 +296,7 @@ class HiCacheStoreBackend(HiCacheStorage):  # type: ignore[misc]
         if store is not None:
             store.close()
 
-    # -- inside
-    # ------------------------------------------------------------------------------------------------
+    # -- inside -----------------------------------------------------------------------------------------
 
     def _get(self, name: str, keys: list[str], host_indices: Any) -> list[bool]:
         served = self._serving.state.served.get(name)
@@ -384,13 +378,15 @@ class HiCacheStoreBackend(HiCacheStorage):  # type: ignore[misc]
 
 
 def _facts(options: Mapping[str, Any]) -> versions.EngineFacts:
-    """The engine's facts, where the options do not say otherwise."""
+    """The engine's facts; the options speak where it is silent."""
     facts = versions.engine_facts()
-    if options["total_layers"] is not None:
-        facts = replace(facts, total_layers=int(options["total_layers"]))
-    if options["total_kv_heads"] is not None:
-        facts = replace(facts, total_heads={**facts.total_heads, KV: int(options["total_kv_heads"])})
-    return facts
+    known = {"total_layers": facts.total_layers, "total_kv_heads": facts.total_heads.get(KV)}
+    for name, told in known.items():
+        if told is not None and options[name] not in (None, told):
+            _log.warning("the engine's model has %s %d, not the %d of the options", name, told, options[name])
+    layers, heads = (options[name] if told is None else told for name, told in known.items())
+    heads_by_pool = facts.total_heads if heads is None else {**facts.total_heads, KV: heads}
+    return replace(facts, total_layers=layers, total_heads=heads_by_pool)
 
 
 def _open_store(options: Mapping[str, Any]) -> Store:

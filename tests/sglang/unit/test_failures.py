@@ -216,10 +216,7 @@ def test_flat_pages_that_do_not_fit_are_refused(backend, pool, keys, what):
     assert backend.batch_get(keys, [page[:-1]] * 6) == [None] * 6
 
 
-# -- pools that cannot be served
-# -----------------------------------------------------------------------------------
-
-
+# -- pools that cannot be served ------------------------------------------------------------------------
 def test_an_anchor_that_cannot_be_stored_stops_the_engine(rank):
     page_unified = pools.build("mha", "layer_first")
     page_unified.layout = "page_unified"
@@ -283,10 +280,7 @@ def test_dealt_layers_are_no_replicas(rank):
         backend.register_mem_pool_host(latent)
 
 
-# -- warnings
-# --------------------------------------------------------------------------------------------------------
-
-
+# -- warnings -------------------------------------------------------------------------------------------
 def test_a_missing_interface_is_said_once_with_the_fix(rank, pool, caplog):
     rank(pool, extra={"interface_v1": None})
     (told,) = [record for record in caplog.records if "interface_v1" in record.message]
