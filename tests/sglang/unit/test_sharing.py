@@ -140,6 +140,14 @@ def test_another_rank_never_reads_bound_pages(rank, put, keys, slots):
         assert rank(part(heads=2), extra=extra, **facts).batch_exists(keys) == 0
 
 
+def test_another_stage_never_reads_bound_pages(rank, put, keys, slots):
+    extra = FACTS | {"total_layers": None}
+    pool = part(layers=(0, 2))
+    assert put(rank(pool, extra=extra, pp_rank=0, pp_size=2), KV, pool, keys, slots)
+    for facts in ({"pp_rank": 1, "pp_size": 2}, {"pp_rank": 0, "pp_size": 1}, {"pp_rank": 0, "pp_size": 4}):
+        assert rank(part(layers=(0, 2)), extra=extra, **facts).batch_exists(keys) == 0
+
+
 def test_heads_that_contradict_the_model_keep_pages_apart(rank, whole, keys):
     pool = part(heads=3)  # 4 heads over 2 ranks are 2
     reader = rank(pool, extra=FACTS, tp_rank=0, tp_size=2)
