@@ -606,6 +606,10 @@ class BackupReport:
         """What became of each page: "stored", "present", "skipped" (no slot given), "refused" or "error"."""
 
     @property
+    def leading(self) -> int:
+        """Pages from the first one on that are in the store, before the first that is not."""
+
+    @property
     def raw_bytes(self) -> int:
         """Raw bytes of the objects written."""
 
@@ -616,6 +620,9 @@ class BackupReport:
     @property
     def reason(self) -> str | None:
         """Why pages were refused or not written, if any were."""
+
+    def flags(self) -> list[bool]:
+        """Returns for each page whether it is in the store now: "stored" or "present"."""
 
     def count(self, outcome: str) -> int:
         """Returns the number of pages with this outcome.
@@ -645,8 +652,15 @@ class RestoreReport:
         """Raw bytes of restored pages."""
 
     @property
+    def leading(self) -> int:
+        """Pages restored from the first one on, before the first that was not."""
+
+    @property
     def all_restored(self) -> bool:
         """Whether every page asked for was restored."""
+
+    def flags(self) -> list[bool]:
+        """Returns for each page whether it was restored."""
 
     def count(self, outcome: str) -> int:
         """Returns the number of pages with this outcome.
@@ -692,16 +706,19 @@ class View:
             StoreClosedError: The store is closed.
         """
 
-    def match(self, keys: _Keys) -> Match:
+    def match(self, keys: _Keys, policies: Mapping[str, HitPolicy | None] | None = None) -> Match:
         """Finds the longest prefix of `keys` that can be restored in all required pools.
 
         Damage and I/O errors make pages missing, not errors.
 
         Args:
             keys: One chain from its start, as for `backup`.
+            policies: The pools to be consulted, each with the policy for this call, by pool name. A pool that
+                is left out, or has None, is not consulted, and `hits` does not speak of it. None consults all
+                pools, each with the view's own policy.
 
         Raises:
-            ConfigError: A key is no digest.
+            ConfigError: A key is no digest, a pool is unknown, or no pool is to be consulted.
             StoreClosedError: The store is closed.
         """
 

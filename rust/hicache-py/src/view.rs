@@ -8,7 +8,7 @@ use hicache_core::{
 };
 use hicache_sys::Region;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyMapping};
 
 use crate::arguments::{to_integers, to_u32, to_u64, type_name};
 use crate::buffers::to_regions;
@@ -181,6 +181,31 @@ impl PyView {
         Ok(Memory { pools: regions.into_iter().zip(slots).collect() })
     }
 
+    /// A policy for each pool that is to be consulted, from a dict by pool name.
+    fn policies(&self, object: &Bound<'_, PyAny>) -> Result<Vec<Option<HitPolicy>>> {
+        let pools = self.view.pool_names();
+        let refuse = |found: String| -> Failure {
+            let pools = pools.join(", ");
+            Error::config(format!("policies: expected a dict with pools of {pools}, found {found}")).into()
+        };
+        let given = object.cast::<PyMapping>().map_err(|_| refuse(type_name(object)))?;
+        let mut policies = vec![None; pools.len()];
+        for item in given.items()?.iter() {
+            let (name, policy): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item.extract()?;
+            let known =
+                name.extract::<&str>().ok().and_then(|name| pools.iter().position(|pool| *pool == name));
+            let Some(pool) = known else { return Err(refuse(format!("the key {}", name.repr()?))) };
+            if policy.is_none() {
+                continue;
+            }
+            let Ok(policy) = policy.cast::<PyHitPolicy>() else {
+                return Err(refuse(format!("{} for {:?}", type_name(&policy), pools[pool])));
+            };
+            policies[pool] = Some(policy.get().inner);
+        }
+        Ok(policies)
+    }
+
     /// One value for each pool, from a dict by pool name, or from one value where that can mean only one thing.
     fn by_pool<T: Clone>(
         &self,
@@ -240,10 +265,19 @@ impl PyView {
     }
 
     /// Finds the longest prefix of `keys` that can be restored.
-    #[pyo3(name = "match")]
-    fn match_prefix(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> Result<PyMatch> {
+    #[pyo3(name = "match", signature = (keys, policies=None))]
+    fn match_prefix(
+        &self,
+        py: Python<'_>,
+        keys: &Bound<'_, PyAny>,
+        policies: Option<&Bound<'_, PyAny>>,
+    ) -> Result<PyMatch> {
+        let policies = policies.map(|policies| self.policies(policies)).transpose()?;
         let keys = to_keys(keys)?;
-        let answer = py.detach(|| self.view.match_prefix(&keys));
+        let answer = py.detach(|| match &policies {
+            Some(policies) => self.view.match_pools(&keys, policies),
+            None => self.view.match_prefix(&keys),
+        });
         notices::log(py, &self.store);
         Ok(answer?.into())
     }

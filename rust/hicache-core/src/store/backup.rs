@@ -67,6 +67,10 @@ impl BackupOutcome {
             BackupOutcome::Error => "error",
         }
     }
+
+    fn is_there(self) -> bool {
+        matches!(self, BackupOutcome::Stored | BackupOutcome::Present)
+    }
 }
 
 /// Answer of `backup`.
@@ -80,6 +84,18 @@ pub struct BackupReport {
     pub stored_bytes: u64,
     /// Why pages were refused or not written, if any were.
     pub reason: Option<String>,
+}
+
+impl BackupReport {
+    /// For each page, whether the store has it now: stored or present.
+    pub fn flags(&self) -> Vec<bool> {
+        self.outcomes.iter().map(|outcome| outcome.is_there()).collect()
+    }
+
+    /// Pages from the first one on that the store has, before the first that it has not.
+    pub fn leading(&self) -> usize {
+        self.outcomes.iter().take_while(|outcome| outcome.is_there()).count()
+    }
 }
 
 /// Where a chain starts.
@@ -160,8 +176,7 @@ impl View {
     fn known_start(&self, keys: &[PageKey], start: ChainStart) -> ChainStart {
         match keys.first() {
             Some(first) if start == ChainStart::default() => {
-                let lookups = self.lookups.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-                lookups.start(first).unwrap_or_default()
+                self.state.known_start(first).unwrap_or_default()
             }
             _ => start,
         }

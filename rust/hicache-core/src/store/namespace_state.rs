@@ -13,8 +13,11 @@ use crate::format::{ProcessId, SegmentId};
 use crate::key::PageKey;
 use crate::namespace::{Fingerprint, Namespace};
 use crate::pool::Pool;
+use crate::store::backup::ChainStart;
 use crate::store::counters::{Counter, Counters};
 use crate::store::index::{Duplicate, Index, Interest};
+use crate::store::lookups::Lookups;
+use crate::store::matching::Match;
 use crate::store::notices::{Level, Notices};
 use crate::store::paths::Paths;
 use crate::store::recover::{self, KnownUnits};
@@ -42,6 +45,8 @@ pub struct NamespaceState {
     tail: Mutex<Tailing>,
     /// Last pages of prefixes that were used, not told of yet.
     touches: Mutex<Vec<ShortKey>>,
+    /// What came before the first missing page of the latest look-ups, whichever view asked.
+    lookups: Mutex<Lookups>,
 }
 
 /// Most uses that wait to be told of; more are forgotten, recency being a hint.
@@ -70,6 +75,7 @@ impl NamespaceState {
                 pending: Vec::new(),
             }),
             touches: Mutex::default(),
+            lookups: Mutex::default(),
             paths,
         }
     }
@@ -93,6 +99,20 @@ impl NamespaceState {
         touches.retain(|key| seen.insert(*key));
         touches.reverse();
         touches
+    }
+
+    /// Takes note of what comes before the first page that a look-up of `keys` missed: over all pools, and in each.
+    pub(crate) fn note_lookup(&self, keys: &[PageKey], answer: &Match) {
+        let mut lookups = self.lookups.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        lookups.note(keys, answer.pages);
+        for pool in answer.pools.iter().filter(|pool| pool.pages != answer.pages) {
+            lookups.note(keys, pool.pages);
+        }
+    }
+
+    /// Where a chain that starts with `first` stands, if a look-up told.
+    pub(crate) fn known_start(&self, first: &PageKey) -> Option<ChainStart> {
+        self.lookups.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).start(first)
     }
 
     /// The index, for look-ups.

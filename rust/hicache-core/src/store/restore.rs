@@ -92,6 +92,18 @@ pub struct RestoreReport {
     pub bytes: u64,
 }
 
+impl RestoreReport {
+    /// For each page, whether it was restored.
+    pub fn flags(&self) -> Vec<bool> {
+        self.outcomes.iter().map(|&outcome| outcome == RestoreOutcome::Restored).collect()
+    }
+
+    /// Pages restored from the first one on, before the first that was not.
+    pub fn leading(&self) -> usize {
+        self.outcomes.iter().take_while(|&&outcome| outcome == RestoreOutcome::Restored).count()
+    }
+}
+
 /// How a restore is carried out.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct RestoreOptions {

@@ -14,7 +14,6 @@ use crate::pool::{HitPolicy, Pool};
 use crate::store::coverage::Coverage;
 use crate::store::index::{Index, Interest};
 use crate::store::landing::Landing;
-use crate::store::lookups::Lookups;
 use crate::store::namespace_state::NamespaceState;
 use crate::store::notices::Level;
 use crate::store::{Handle, Inner};
@@ -67,8 +66,6 @@ pub struct View {
     pub(crate) state: Arc<NamespaceState>,
     pub(crate) pools: Vec<PoolState>,
     pub(crate) zstd_level: i32,
-    /// What came before the first missing page of late look-ups.
-    pub(crate) lookups: Mutex<Lookups>,
 }
 
 pub(crate) struct PoolState {
@@ -122,14 +119,8 @@ impl View {
         let interests: Vec<Interest> =
             pools.iter().map(|pool| Interest { pool: pool.fingerprint, tile: pool.spec.tile }).collect();
         state.add_interests(&interests, &inner.counters, &inner.notices);
-        let view = View {
-            inner,
-            _handle: handle,
-            state,
-            pools,
-            zstd_level: options.zstd_level.unwrap_or_default(),
-            lookups: Mutex::default(),
-        };
+        let view =
+            View { inner, _handle: handle, state, pools, zstd_level: options.zstd_level.unwrap_or_default() };
         view.say_hello();
         Ok(view)
     }
