@@ -6,6 +6,7 @@ import dataclasses
 
 from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool, MHATokenToKVPool, MLATokenToKVPool
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 from sglang.test.kits.unified_radix_cache.config import CacheConfig
 
 from harness.tree import FULL
@@ -43,6 +44,8 @@ def mla(cfg: CacheConfig, layers: int | None = None, start: int = 0) -> MLAToken
 
 def sparse(cfg: CacheConfig, layers: int | None = None, start: int = 0) -> DSATokenToKVPool:
     """Latent rows with an indexer's keys beside them."""
+    # This class asks for the server's parallel widths, which exist once a server has told its arguments.
+    set_global_server_args_for_scheduler(ServerArgs(model_path="dummy", page_size=cfg.page_size))
     return DSATokenToKVPool(
         **_common(cfg, layers or cfg.num_layers, start),
         kv_lora_rank=12,
