@@ -4,6 +4,7 @@ mod bad_input;
 mod budget;
 mod cli;
 mod conversions;
+mod deadline;
 mod eviction;
 mod eviction_policy;
 mod format_golden;

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hicache_core::{
-    ChainStart, Error, HitPolicy, LayoutName, PoolMemory, RestoreOptions, Store, View, ViewPool,
+    BackupOptions, Bounce, ChainStart, Error, HitPolicy, LayoutName, PoolMemory, RestoreOptions, Store, View,
+    ViewPool,
 };
 use hicache_sys::Region;
 use pyo3::prelude::*;
@@ -243,7 +244,8 @@ impl PyView {
 #[pymethods]
 impl PyView {
     /// Stores pages of one chain from host memory.
-    #[pyo3(signature = (keys, region, slots, parent=None, depth=None))]
+    #[pyo3(signature = (keys, region, slots, parent=None, depth=None, *, timeout=None, bounce="never"))]
+    #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn backup(
         &self,
         py: Python<'_>,
@@ -252,14 +254,17 @@ impl PyView {
         slots: &Bound<'_, PyAny>,
         parent: Option<&Bound<'_, PyAny>>,
         depth: Option<i64>,
+        timeout: Option<f64>,
+        bounce: &str,
     ) -> Result<PyBackupReport> {
+        let options = BackupOptions { deadline: deadline(timeout)?, bounce: Bounce::parse(bounce)? };
         let keys = to_keys(keys)?;
         let memory = self.memory(region, slots)?;
         let start = ChainStart {
             parent: parent.map(|parent| to_key(|| "parent".to_owned(), parent)).transpose()?,
             depth: depth.map(|depth| to_u32("depth", depth)).transpose()?,
         };
-        let report = py.detach(|| self.view.backup(&keys, memory.lend(), start));
+        let report = py.detach(|| self.view.backup_with(&keys, memory.lend(), start, options));
         notices::log(py, &self.store);
         Ok(report?.into())
     }
@@ -283,7 +288,7 @@ impl PyView {
     }
 
     /// Restores pages to host memory, each one exact or reported missing.
-    #[pyo3(signature = (keys, region, slots, *, timeout=None))]
+    #[pyo3(signature = (keys, region, slots, *, timeout=None, bounce="never"))]
     fn restore(
         &self,
         py: Python<'_>,
@@ -291,8 +296,9 @@ impl PyView {
         region: &Bound<'_, PyAny>,
         slots: &Bound<'_, PyAny>,
         timeout: Option<f64>,
+        bounce: &str,
     ) -> Result<PyRestoreReport> {
-        let options = RestoreOptions { deadline: timeout.map(deadline).transpose()?.flatten() };
+        let options = RestoreOptions { deadline: deadline(timeout)?, bounce: Bounce::parse(bounce)? };
         let keys = to_keys(keys)?;
         let memory = self.memory(region, slots)?;
         let report = py.detach(|| self.view.restore(&keys, memory.lend(), options));
@@ -348,7 +354,8 @@ impl PyView {
 }
 
 /// The moment `seconds` from now; `None` when that is never.
-fn deadline(seconds: f64) -> Result<Option<Instant>> {
+fn deadline(seconds: Option<f64>) -> Result<Option<Instant>> {
+    let Some(seconds) = seconds else { return Ok(None) };
     if seconds.is_nan() {
         return Err(Error::config("timeout is not a number, expected seconds").into());
     }

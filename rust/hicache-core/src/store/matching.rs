@@ -70,6 +70,12 @@ impl View {
         if policies.iter().all(Option::is_none) {
             return Err(Error::config("expected at least one pool to be consulted, found none"));
         }
+        let counters = &self.inner.counters;
+        counters.add(Counter::MatchCalls, 1);
+        counters.add(Counter::MatchAsked, keys.len() as u64);
+        if self.inner.device.refuses() {
+            return Ok(self.nothing_in_time(policies));
+        }
         self.refresh();
         let answer = {
             let index = self.state.index();
@@ -77,11 +83,19 @@ impl View {
         };
         self.state.touch(keys, answer.pages);
         self.state.note_lookup(keys, &answer);
-        let counters = &self.inner.counters;
-        counters.add(Counter::MatchCalls, 1);
-        counters.add(Counter::MatchAsked, keys.len() as u64);
         counters.add(Counter::MatchHit, answer.pages as u64);
         Ok(answer)
+    }
+
+    /// The answer while calls with a deadline are refused: what a restore would not bring is no hit.
+    fn nothing_in_time(&self, policies: &[Option<HitPolicy>]) -> Match {
+        let consulted = self.pools.iter().zip(policies).filter(|(_, policy)| policy.is_some());
+        let pools = consulted.map(|(pool, _)| PoolHit {
+            name: pool.spec.pool.name().to_owned(),
+            pages: 0,
+            required: pool.spec.required,
+        });
+        Match { pages: 0, limited_by: Some("device: too slow".into()), pools: pools.collect(), legal: None }
     }
 
     fn match_in(&self, index: &Index, keys: &[PageKey], policies: &[Option<HitPolicy>]) -> Match {

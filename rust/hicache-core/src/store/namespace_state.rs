@@ -3,7 +3,8 @@
 use std::collections::HashSet;
 use std::io;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::Duration;
 
 use hicache_sys::lock::FileLock;
 
@@ -24,10 +25,11 @@ use crate::store::recover::{self, KnownUnits};
 use crate::store::root;
 use crate::store::segment_writer::SegmentWriter;
 use crate::store::tail::{Tail, TailReport, is_alive};
+use crate::store::turn::{Taken, Turn};
 use crate::{Error, ErrorKind, Result};
 
 /// How long `clear` waits for another process that clears.
-const CLEAR_PATIENCE: std::time::Duration = std::time::Duration::from_secs(5);
+const CLEAR_PATIENCE: Duration = Duration::from_secs(5);
 
 /// One namespace as this process sees it.
 pub struct NamespaceState {
@@ -42,7 +44,7 @@ pub struct NamespaceState {
     paths: Paths,
     index: RwLock<Index>,
     // Taken before `index`, never after it.
-    tail: Mutex<Tailing>,
+    tail: Turn<Tailing>,
     /// Last pages of prefixes that were used, not told of yet.
     touches: Mutex<Vec<ShortKey>>,
     /// What came before the first missing page of the latest look-ups, whichever view asked.
@@ -69,7 +71,7 @@ impl NamespaceState {
             namespace,
             left_generation: AtomicU64::new(0),
             index: RwLock::new(Index::new(process)),
-            tail: Mutex::new(Tailing {
+            tail: Turn::new(Tailing {
                 tail: Tail::new(paths.clone()),
                 generation_file: None,
                 pending: Vec::new(),
@@ -124,8 +126,8 @@ impl NamespaceState {
         self.index.write().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    fn tailing(&self) -> MutexGuard<'_, Tailing> {
-        self.tail.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    fn tailing(&self) -> Taken<'_, Tailing> {
+        self.tail.take()
     }
 
     /// Makes the folder and describes the namespace and `pools` in words, where that is not done yet.
@@ -212,7 +214,19 @@ impl NamespaceState {
 
     /// Takes in what all processes said since the last call.
     pub fn refresh(&self, counters: &Counters) {
-        let mut tailing = self.tailing();
+        self.refresh_with(self.tailing(), counters);
+    }
+
+    /// [`NamespaceState::refresh`], unless another thread is at it for longer than `patience`; whether it was done.
+    pub(crate) fn refresh_within(&self, counters: &Counters, patience: Option<Duration>) -> bool {
+        let tailing = match patience {
+            None => Some(self.tailing()),
+            Some(patience) => self.tail.take_within(patience),
+        };
+        tailing.map(|tailing| self.refresh_with(tailing, counters)).is_some()
+    }
+
+    fn refresh_with(&self, mut tailing: Taken<'_, Tailing>, counters: &Counters) {
         let mut raised = None;
         self.look_at_generation(&mut tailing, |generation| raised = Some(generation));
         if let Some(generation) = raised {

@@ -1,0 +1,14 @@
+"""The store as SGLang's external cache tier: `--hicache-storage-backend dynamic`.
+
+    --hicache-storage-backend dynamic --hicache-storage-backend-extra-config '{
+        "backend_name": "hicache_store", "module_path": "hicache_store.sglang",
+        "class_name": "HiCacheStoreBackend", "interface_v1": true,
+        "hicache_storage_pass_prefix_keys": true, "path": "/var/cache/hicache", "capacity": "500GiB"}'
+
+`hicache-store sglang-config` prints that option; `docs/sglang.md` describes it. This package is the only one
+here that imports the engine. What it has to say goes to the logger `hicache_store.sglang`.
+"""
+
+from hicache_store.sglang.backend import HiCacheStoreBackend
+
+__all__ = ["HiCacheStoreBackend"]
