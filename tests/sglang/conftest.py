@@ -35,3 +35,19 @@ def open_backend(tmp_path):
     yield make
     for backend in opened:
         backends.close(backend)
+
+
+@pytest.fixture
+def rank(tmp_path):
+    """Makes ranks of an engine on one root; all are closed at the end."""
+    from harness.tree import Rank
+
+    made = []
+
+    def make(*args, root=None, **options):
+        made.append(Rank(root or tmp_path / "root", *args, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
