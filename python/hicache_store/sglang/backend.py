@@ -10,6 +10,7 @@ that is not there: the engine uses the leading run only.
 
 import json
 import logging
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -374,6 +375,8 @@ class HiCacheStoreBackend(HiCacheStorage):  # type: ignore[misc]
         }
         stats = {} if store is None else store.stats()
         facts |= {name: stats[name] for name in ("capacity_bytes", "used_bytes") if name in stats}
+        for name in ("slow", "p99_read_seconds", "p99_write_seconds"):
+            facts[f"device_{name}"] = float(stats.get("device", {}).get(name, 0))
         return self._counters.snapshot(), stats.get("counters", {}), facts
 
 
@@ -402,13 +405,24 @@ def _open_store(options: Mapping[str, Any]) -> Store:
         detect_conflicts=options["detect_conflicts"],
     )
     kept, asked = store.stats()["capacity_bytes"], options["capacity"]
-    if isinstance(asked, int) and asked != kept:
+    if _nbytes(asked) not in (None, kept):
         _log.warning(
-            "the root keeps its capacity of %d bytes, not the %d of the options; to change it for all "
-            "processes: hicache-store resize %s %d",
+            "the root keeps its capacity of %d bytes, not the %s of the options; to change it for all "
+            "processes: hicache-store resize %s %s",
             kept,
             asked,
             options["path"],
             asked,
         )
     return store
+
+
+def _nbytes(size: int | str | None) -> int | None:
+    """A size as the store reads it, to be compared; None where it is none, or written in an unusual way."""
+    if not isinstance(size, str):
+        return size
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?)b?\s*", size, re.IGNORECASE)
+    if found is None:
+        return None
+    number, prefix, binary = found.groups()
+    return int(float(number) * (1024 if binary else 1000) ** " kmgtp".index(prefix.lower() or " "))

@@ -210,6 +210,7 @@ def test_flat_pages_that_do_not_fit_are_refused(backend, pool, keys, what):
         "too few": [page] * 5,
     }[what]
     assert backend.batch_set(keys, pages) is False
+    assert backend.stats()["counters"] == {"refused_pages/kv/misuse": 6}
     assert backend.batch_exists(keys) == 0
     assert backend.batch_set(keys, None) is False
     assert backend.get(keys[0], page[:-1]) is None
@@ -310,16 +311,15 @@ def test_prefix_keys_that_are_given_say_nothing(backend, pool, keys, slots, capl
 
 
 def test_another_capacity_is_said_with_the_command(rank, pool, caplog):
-    rank(pool, extra={"capacity": 64 << 20})
-    rank(pool, extra={"capacity": 64 << 20})
-    assert not [record for record in caplog.records if "capacity of" in record.message]
-    rank(pool, extra={"capacity": 128 << 20})
-    (told,) = [record for record in caplog.records if "resize" in record.message]
-    assert f"hicache-store resize {backend_path(rank, pool)} {128 << 20}" in told.message
-
-
-def backend_path(rank, pool):
-    return rank(pool).stats()["store"]["path"]
+    path = rank(pool, extra={"capacity": 64 << 20}).stats()["store"]["path"]
+    for same in (64 << 20, "64MiB", "65536 KiB", "0.0625GiB", None):
+        rank(pool, extra={"capacity": same})
+    assert not [record for record in caplog.records if "resize" in record.message]
+    for other in (128 << 20, "128MiB", "64 MB"):
+        rank(pool, extra={"capacity": other})
+        told = [record.message for record in caplog.records if "resize" in record.message]
+        assert told[-1].endswith(f"hicache-store resize {path} {other}")
+    assert len(told) == 3
 
 
 def test_another_release_is_said(monkeypatch, rank, pool, caplog):
