@@ -78,7 +78,7 @@ def check(text, rank):
     assert samples[missing] == "1.0"
     assert samples[f'hicache_store_restore_restored_pages_total{{rank="{rank}"}}'] == "5.0"
     assert samples[f'hicache_capacity_bytes{{rank="{rank}"}}'] == "6.7108864e+07"
-    for gauge in ("pools_not_served", "pools_not_shared", "device_slow"):
+    for gauge in ("pools_not_served", "device_slow"):
         assert samples[f'hicache_{gauge}{{rank="{rank}"}}'] == "0.0"
     assert float(samples[f'hicache_device_p99_write_seconds{{rank="{rank}"}}']) < 5
 
