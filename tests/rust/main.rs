@@ -15,6 +15,7 @@ mod key_vectors;
 mod layouts;
 mod many_processes;
 mod namespaces;
+mod news;
 mod plans;
 mod readiness;
 mod store_round_trip;

@@ -51,7 +51,7 @@ impl View {
     /// `Closed`. Damage and I/O errors make pages missing, not errors.
     pub fn match_prefix(&self, keys: &[PageKey]) -> Result<Match> {
         self.inner.check_open()?;
-        self.refresh();
+        self.state.refresh_if_told(&self.inner.counters);
         let answer = {
             let index = self.state.index();
             self.match_in(&index, keys)
