@@ -918,6 +918,19 @@ class Store:
 def _error_kinds() -> list[str]:
     """Returns the names of all kinds of errors."""
 
+def _sglang_options(text: str) -> dict[str, Any]:
+    """Reads the options of the SGLang storage backend, see docs/sglang.md.
+
+    Args:
+        text: A JSON object.
+
+    Returns:
+        Every option by name, with its default where it is not given; `interface_v1` as a bool.
+
+    Raises:
+        ConfigError: An unknown option, which the message holds against the nearest known one, or a bad value.
+    """
+
 def _run_tool(args: Sequence[str]) -> int:
     """Runs the store tool.
 

@@ -18,6 +18,7 @@ mod namespaces;
 mod news;
 mod plans;
 mod readiness;
+mod sglang_options;
 mod store_round_trip;
 mod support;
 mod tiles;
