@@ -603,7 +603,16 @@ class BackupReport:
 
     @property
     def outcomes(self) -> list[str]:
-        """What became of each page: "stored", "present", "skipped" (no slot given), "refused" or "error"."""
+        """What became of each page.
+
+        "stored": published. "present": there already. "skipped": no slot given. "refused": no room. "late": not
+        published before the deadline, or the device was too slow for the calls before. "error": the system could
+        not write it.
+        """
+
+    @property
+    def leading(self) -> int:
+        """Pages from the first one on that are in the store, before the first that is not."""
 
     @property
     def raw_bytes(self) -> int:
@@ -616,6 +625,9 @@ class BackupReport:
     @property
     def reason(self) -> str | None:
         """Why pages were refused or not written, if any were."""
+
+    def flags(self) -> list[bool]:
+        """Returns for each page whether it is in the store now: "stored" or "present"."""
 
     def count(self, outcome: str) -> int:
         """Returns the number of pages with this outcome.
@@ -635,9 +647,9 @@ class RestoreReport:
         """What became of each page.
 
         "restored": exact. "skipped": no slot given. "absent": not stored in a pool asked for. "evicted":
-        removed while it was read. "late": not started before the deadline. "error": the system could not read
-        it. "foreign": its place held another page. "damaged": its bytes did not verify. The memory is defined
-        for "restored" pages only.
+        removed while it was read. "late": not read before the deadline, or the device was too slow for the calls
+        before. "error": the system could not read it. "foreign": its place held another page. "damaged": its
+        bytes did not verify. The memory is defined for "restored" pages only.
         """
 
     @property
@@ -645,8 +657,15 @@ class RestoreReport:
         """Raw bytes of restored pages."""
 
     @property
+    def leading(self) -> int:
+        """Pages restored from the first one on, before the first that was not."""
+
+    @property
     def all_restored(self) -> bool:
         """Whether every page asked for was restored."""
+
+    def flags(self) -> list[bool]:
+        """Returns for each page whether it was restored."""
 
     def count(self, outcome: str) -> int:
         """Returns the number of pages with this outcome.
@@ -668,11 +687,14 @@ class View:
         slots: _Integers | Mapping[str, _Integers],
         parent: _Key | None = None,
         depth: int | None = None,
+        *,
+        timeout: float | None = None,
+        bounce: str = "never",
     ) -> BackupReport:
         """Stores pages of one chain. All pools of a page become visible together.
 
-        A full or failing disk is an outcome of the pages, not an error. The memory is read only, and is no
-        longer needed when the call returns.
+        A full, slow or failing disk is an outcome of the pages, not an error. The memory is read only, and is
+        no longer needed when the call returns.
 
         Args:
             keys: One key for each page, in the order of the chain, none twice: a list of 32 bytes or of 64
@@ -684,24 +706,31 @@ class View:
                 pool name where the view has several.
             parent: Key of the page before the first one, where it is known.
             depth: Pages before the first one, where it is known; 0 starts a sequence.
+            timeout: Seconds; what was not published by then is "late". None waits as long as it takes.
+            bounce: As for `restore`; bounced pages are copied before they are written. A bounced page that was
+                on the point of being published at the end of its time may appear later all the same.
 
         Raises:
             GeometryError: Sizes or slots do not fit, or the memory is not contiguous.
-            ConfigError: A key is no digest, stands twice, or a pool is missing or unknown.
+            ConfigError: A key is no digest or stands twice, a pool is missing or unknown, the timeout is not a
+                number, or `bounce` is unknown.
             UnsupportedError: The store is open for reading only.
             StoreClosedError: The store is closed.
         """
 
-    def match(self, keys: _Keys) -> Match:
+    def match(self, keys: _Keys, policies: Mapping[str, HitPolicy | None] | None = None) -> Match:
         """Finds the longest prefix of `keys` that can be restored in all required pools.
 
         Damage and I/O errors make pages missing, not errors.
 
         Args:
             keys: One chain from its start, as for `backup`.
+            policies: The pools to be consulted, each with the policy for this call, by pool name. A pool that
+                is left out, or has None, is not consulted, and `hits` does not speak of it. None consults all
+                pools, each with the view's own policy.
 
         Raises:
-            ConfigError: A key is no digest.
+            ConfigError: A key is no digest, a pool is unknown, or no pool is to be consulted.
             StoreClosedError: The store is closed.
         """
 
@@ -712,8 +741,13 @@ class View:
         slots: _Integers | Mapping[str, _Integers],
         *,
         timeout: float | None = None,
+        bounce: str = "never",
     ) -> RestoreReport:
         """Restores pages, each one exact or reported missing.
+
+        The memory is not touched any more when the call returns. Without bouncing, a call ends when the device
+        has completed what was begun in time; one that the device does not complete keeps it for as long as
+        that takes.
 
         Args:
             keys: One key for each page, as for `backup`; in any order.
@@ -722,10 +756,14 @@ class View:
                 the pool. A dict by pool name where the view has several.
             timeout: Seconds; reads not started by then are not started, and their pages are "late". 0 or less
                 starts none. None waits as long as it takes.
+            bounce: Whether pages come by way of the store's own memory, 64 MiB at most, so that reads that do
+                not end in time can be left behind: "never", "always", or "auto" when a hundredth of the
+                device's recent transfers took longer than a quarter of the timeout.
 
         Raises:
             GeometryError: Sizes or slots do not fit, or the memory is not contiguous or not writable.
-            ConfigError: A key is no digest, a pool is missing or unknown, or the timeout is not a number.
+            ConfigError: A key is no digest, a pool is missing or unknown, the timeout is not a number, or
+                `bounce` is unknown.
             StoreClosedError: The store is closed.
         """
 
@@ -844,8 +882,13 @@ class Store:
 
         Returns:
             `path` (str), `capacity_bytes` and `used_bytes` of the root (int), `io` in words (str), `process`,
-            the identity of this process in the root (str), and `counters`, a dict of this process's totals by
-            name.
+            the identity of this process in the root (str), `device` (see below), and `counters`, a dict of this
+            process's totals by name.
+
+            `device` is a dict: `slow` (bool, for the timeout of the latest call that had one),
+            `p99_read_seconds` and `p99_write_seconds` of recent transfers (float), `breaker` ("closed", "open"
+            or "half-open"), `abandoned_requests` that the device has not completed, and `bounce_bytes` of the
+            store's own memory in use (int).
         """
 
     def prune(self, size: int | str) -> int:

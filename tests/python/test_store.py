@@ -200,7 +200,7 @@ def test_stats_say_what_the_store_is_and_did(store, view, tmp_path):
     view.match(keys(4))
     view.restore(keys(4), content(4), range(4))
     stats = store.stats()
-    assert set(stats) == {"path", "capacity_bytes", "used_bytes", "io", "process", "counters"}
+    assert set(stats) == {"path", "capacity_bytes", "used_bytes", "io", "process", "device", "counters"}
     assert stats["path"] == str(store.path) == str(tmp_path / "store")
     assert stats["capacity_bytes"] == 64 << 20
     assert 3 * PAGE_BYTES <= stats["used_bytes"] <= 64 << 20

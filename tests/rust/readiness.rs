@@ -290,7 +290,8 @@ fn case_d33_each_outcome_has_a_counter_of_its_own() {
     assert_eq!(outcomes(&cleared(&store), &keys[..1], &one_page), [Evicted]);
     assert_eq!(mode.load(Ordering::SeqCst), NOTHING, "cleared while it was read");
     assert_eq!(outcomes(&view, &crate::support::keys("never stored", 1), &one_page), [Absent]);
-    let past = RestoreOptions { deadline: Instant::now().checked_sub(Duration::from_secs(1)) };
+    let past = Instant::now().checked_sub(Duration::from_secs(1));
+    let past = RestoreOptions { deadline: past, ..RestoreOptions::default() };
     let late = view.restore(&keys[..1], lend(&Memory::canary(512), &[0]), past).unwrap();
     assert_eq!(late.outcomes, [Late]);
     // One page larger than the root's capacity of 64 MiB.

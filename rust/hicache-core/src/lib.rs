@@ -22,7 +22,8 @@ pub use namespace::{Difference, Fingerprint, Namespace};
 pub use plan::{CopyPlan, CopyRun, Place};
 pub use pool::{Component, HitPolicy, Pool, PoolKind, RowUnit};
 pub use store::{
-    BackupOutcome, BackupReport, ChainStart, Freed, IoMode, Match, PoolHit, PoolMemory, RestoreOptions,
-    RestoreOutcome, RestoreReport, Store, StoreOptions, View, ViewOptions, ViewPool,
+    BackupOptions, BackupOutcome, BackupReport, Bounce, BreakerState, ChainStart, DeviceReport, Freed,
+    IoMode, Match, PoolHit, PoolMemory, RestoreOptions, RestoreOutcome, RestoreReport, Store, StoreOptions,
+    View, ViewOptions, ViewPool,
 };
 pub use tile::{Piece, Span, Tile, TokenLattice, cover};

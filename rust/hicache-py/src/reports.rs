@@ -159,6 +159,17 @@ impl PyBackupReport {
         self.report.reason.as_deref()
     }
 
+    /// Returns for each page whether it is in the store.
+    fn flags(&self) -> Vec<bool> {
+        self.report.flags()
+    }
+
+    /// Pages in the store before the first one that is not.
+    #[getter]
+    fn leading(&self) -> usize {
+        self.report.leading()
+    }
+
     /// Returns the number of pages with this outcome.
     fn count(&self, outcome: &str) -> Result<usize> {
         count(&self.report.outcomes, outcome)
@@ -211,6 +222,17 @@ impl PyRestoreReport {
     fn all_restored(&self) -> bool {
         use RestoreOutcome::{Restored, Skipped};
         self.report.outcomes.iter().all(|outcome| matches!(outcome, Restored | Skipped))
+    }
+
+    /// Returns for each page whether it was restored.
+    fn flags(&self) -> Vec<bool> {
+        self.report.flags()
+    }
+
+    /// Pages restored before the first one that was not.
+    #[getter]
+    fn leading(&self) -> usize {
+        self.report.leading()
     }
 
     /// Returns the number of pages with this outcome.

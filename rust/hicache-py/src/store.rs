@@ -96,7 +96,8 @@ impl PyStore {
 
     /// Returns sizes, how payload is read and written, and what this process counted.
     fn stats<'py>(&self, py: Python<'py>) -> Result<Bound<'py, PyDict>> {
-        let (used_bytes, counters) = py.detach(|| (self.store.used_bytes(), self.store.counters()));
+        let (used_bytes, counters, device) =
+            py.detach(|| (self.store.used_bytes(), self.store.counters(), self.store.device()));
         let counted = PyDict::new(py);
         for (counter, value) in counters {
             counted.set_item(counter.name(), value)?;
@@ -107,6 +108,14 @@ impl PyStore {
         stats.set_item("used_bytes", used_bytes)?;
         stats.set_item("io", self.store.io_name())?;
         stats.set_item("process", self.store.process().to_string())?;
+        let told = PyDict::new(py);
+        told.set_item("slow", device.is_slow)?;
+        told.set_item("p99_read_seconds", device.p99_read.as_secs_f64())?;
+        told.set_item("p99_write_seconds", device.p99_write.as_secs_f64())?;
+        told.set_item("breaker", device.breaker.name())?;
+        told.set_item("abandoned_requests", device.abandoned)?;
+        told.set_item("bounce_bytes", device.bounce_bytes)?;
+        stats.set_item("device", told)?;
         stats.set_item("counters", counted)?;
         Ok(stats)
     }

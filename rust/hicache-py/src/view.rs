@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hicache_core::{
-    ChainStart, Error, HitPolicy, LayoutName, PoolMemory, RestoreOptions, Store, View, ViewPool,
+    BackupOptions, Bounce, ChainStart, Error, HitPolicy, LayoutName, PoolMemory, RestoreOptions, Store, View,
+    ViewPool,
 };
 use hicache_sys::Region;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyMapping};
 
 use crate::arguments::{to_integers, to_u32, to_u64, type_name};
 use crate::buffers::to_regions;
@@ -181,6 +182,31 @@ impl PyView {
         Ok(Memory { pools: regions.into_iter().zip(slots).collect() })
     }
 
+    /// A policy for each pool that is to be consulted, from a dict by pool name.
+    fn policies(&self, object: &Bound<'_, PyAny>) -> Result<Vec<Option<HitPolicy>>> {
+        let pools = self.view.pool_names();
+        let refuse = |found: String| -> Failure {
+            let pools = pools.join(", ");
+            Error::config(format!("policies: expected a dict with pools of {pools}, found {found}")).into()
+        };
+        let given = object.cast::<PyMapping>().map_err(|_| refuse(type_name(object)))?;
+        let mut policies = vec![None; pools.len()];
+        for item in given.items()?.iter() {
+            let (name, policy): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item.extract()?;
+            let known =
+                name.extract::<&str>().ok().and_then(|name| pools.iter().position(|pool| *pool == name));
+            let Some(pool) = known else { return Err(refuse(format!("the key {}", name.repr()?))) };
+            if policy.is_none() {
+                continue;
+            }
+            let Ok(policy) = policy.cast::<PyHitPolicy>() else {
+                return Err(refuse(format!("{} for {:?}", type_name(&policy), pools[pool])));
+            };
+            policies[pool] = Some(policy.get().inner);
+        }
+        Ok(policies)
+    }
+
     /// One value for each pool, from a dict by pool name, or from one value where that can mean only one thing.
     fn by_pool<T: Clone>(
         &self,
@@ -218,7 +244,8 @@ impl PyView {
 #[pymethods]
 impl PyView {
     /// Stores pages of one chain from host memory.
-    #[pyo3(signature = (keys, region, slots, parent=None, depth=None))]
+    #[pyo3(signature = (keys, region, slots, parent=None, depth=None, *, timeout=None, bounce="never"))]
+    #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn backup(
         &self,
         py: Python<'_>,
@@ -227,29 +254,41 @@ impl PyView {
         slots: &Bound<'_, PyAny>,
         parent: Option<&Bound<'_, PyAny>>,
         depth: Option<i64>,
+        timeout: Option<f64>,
+        bounce: &str,
     ) -> Result<PyBackupReport> {
+        let options = BackupOptions { deadline: deadline(timeout)?, bounce: Bounce::parse(bounce)? };
         let keys = to_keys(keys)?;
         let memory = self.memory(region, slots)?;
         let start = ChainStart {
             parent: parent.map(|parent| to_key(|| "parent".to_owned(), parent)).transpose()?,
             depth: depth.map(|depth| to_u32("depth", depth)).transpose()?,
         };
-        let report = py.detach(|| self.view.backup(&keys, memory.lend(), start));
+        let report = py.detach(|| self.view.backup_with(&keys, memory.lend(), start, options));
         notices::log(py, &self.store);
         Ok(report?.into())
     }
 
     /// Finds the longest prefix of `keys` that can be restored.
-    #[pyo3(name = "match")]
-    fn match_prefix(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> Result<PyMatch> {
+    #[pyo3(name = "match", signature = (keys, policies=None))]
+    fn match_prefix(
+        &self,
+        py: Python<'_>,
+        keys: &Bound<'_, PyAny>,
+        policies: Option<&Bound<'_, PyAny>>,
+    ) -> Result<PyMatch> {
+        let policies = policies.map(|policies| self.policies(policies)).transpose()?;
         let keys = to_keys(keys)?;
-        let answer = py.detach(|| self.view.match_prefix(&keys));
+        let answer = py.detach(|| match &policies {
+            Some(policies) => self.view.match_pools(&keys, policies),
+            None => self.view.match_prefix(&keys),
+        });
         notices::log(py, &self.store);
         Ok(answer?.into())
     }
 
     /// Restores pages to host memory, each one exact or reported missing.
-    #[pyo3(signature = (keys, region, slots, *, timeout=None))]
+    #[pyo3(signature = (keys, region, slots, *, timeout=None, bounce="never"))]
     fn restore(
         &self,
         py: Python<'_>,
@@ -257,8 +296,9 @@ impl PyView {
         region: &Bound<'_, PyAny>,
         slots: &Bound<'_, PyAny>,
         timeout: Option<f64>,
+        bounce: &str,
     ) -> Result<PyRestoreReport> {
-        let options = RestoreOptions { deadline: timeout.map(deadline).transpose()?.flatten() };
+        let options = RestoreOptions { deadline: deadline(timeout)?, bounce: Bounce::parse(bounce)? };
         let keys = to_keys(keys)?;
         let memory = self.memory(region, slots)?;
         let report = py.detach(|| self.view.restore(&keys, memory.lend(), options));
@@ -314,7 +354,8 @@ impl PyView {
 }
 
 /// The moment `seconds` from now; `None` when that is never.
-fn deadline(seconds: f64) -> Result<Option<Instant>> {
+fn deadline(seconds: Option<f64>) -> Result<Option<Instant>> {
+    let Some(seconds) = seconds else { return Ok(None) };
     if seconds.is_nan() {
         return Err(Error::config("timeout is not a number, expected seconds").into());
     }

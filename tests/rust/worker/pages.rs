@@ -76,6 +76,7 @@ impl Pages {
             BackupOutcome::Present => 'p',
             BackupOutcome::Skipped => 'k',
             BackupOutcome::Refused => 'r',
+            BackupOutcome::Late => 'l',
             BackupOutcome::Error => 'e',
         };
         let letters: String = report.outcomes.iter().map(letter).collect();

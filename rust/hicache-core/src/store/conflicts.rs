@@ -3,12 +3,14 @@
 //! The first copy stays in any case. Copies that are about to be removed are compared always; what a backup finds
 //! present is compared if [`StoreOptions::detect_conflicts`](crate::StoreOptions) asks for it.
 
+use std::time::Instant;
+
 use crate::format::directory::{Block, Entry};
 use crate::format::form::{Codec, Form};
 use crate::format::frame::{Location, short_key};
 use crate::key::PageKey;
 use crate::store::Inner;
-use crate::store::backup::pieces_checksum;
+use crate::store::chunk::pieces_checksum;
 use crate::store::counters::Counter;
 use crate::store::index::Duplicate;
 use crate::store::namespace_state::NamespaceState;
@@ -29,15 +31,19 @@ pub(crate) fn compare_copies(inner: &Inner, state: &NamespaceState, duplicate: &
 }
 
 impl View {
-    /// Compares the pages of a backup that are there already with what is stored.
+    /// Compares the pages of a backup that are there already with what is stored, as far as its time goes.
     pub(crate) fn compare_present(
         &self,
         keys: &[PageKey],
         memory: &[BoundMemory<'_>],
         missing: &[Vec<bool>],
+        deadline: Option<Instant>,
     ) {
         for ((pool, memory), missing) in self.pools.iter().zip(memory).zip(missing) {
             for (page, key) in keys.iter().enumerate() {
+                if self.inner.device.clock.is_past(deadline) {
+                    return;
+                }
                 if memory.slots[page] >= 0
                     && !missing[page]
                     && let Some((place, false)) = self.equals_stored(pool, memory, page, key)

@@ -39,6 +39,8 @@ counters! {
     BackupUnknownParent = 8, "backup_unknown_parent_runs";
     /// Pages refused because other processes held the budget for too long.
     BackupRefusedBusy = 9, "backup_refused_busy_pages";
+    /// Pages not written before the deadline.
+    BackupLate = 13, "backup_late_pages";
     /// Calls of `match`.
     MatchCalls = 10, "match_calls";
     /// Pages asked for by `match`.
@@ -85,6 +87,20 @@ counters! {
     NoSpace = 46, "no_space_errors";
     /// Segments of dead processes that this process finished.
     FinishedSegments = 47, "finished_segments";
+    /// Pages read through memory of the store.
+    BouncedReads = 50, "bounced_read_pages";
+    /// Pages written through memory of the store.
+    BouncedWrites = 51, "bounced_write_pages";
+    /// Requests that a call left behind at its deadline, in flight in memory of the store.
+    AbandonedRequests = 52, "abandoned_requests";
+    /// Calls that could not bounce anything, since every thread for it hung in the device.
+    BounceStuck = 53, "bounce_stuck_calls";
+    /// How often the breaker opened.
+    BreakerOpenings = 54, "breaker_openings";
+    /// Calls refused at once while the breaker was open.
+    BreakerRefused = 55, "breaker_refused_calls";
+    /// Calls that ended more than 100 ms after their deadline.
+    CallsPastDeadline = 56, "calls_past_deadline";
 }
 
 /// One process's counters.

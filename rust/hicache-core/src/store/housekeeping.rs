@@ -76,6 +76,11 @@ impl Housekeeping {
         Ok(Housekeeping { stop, thread })
     }
 
+    /// Lets the thread end by itself.
+    pub(crate) fn leave(self) {
+        drop(self.stop);
+    }
+
     /// Ends the thread; returns when it has.
     pub(crate) fn stop(self) {
         drop(self.stop);

@@ -12,7 +12,9 @@ use hicache_sys::file::{self, Access, Piece};
 use hicache_sys::{AlignedBuffer, DIRECT_ALIGNMENT};
 use rayon::prelude::*;
 
+use crate::store::clock::Clock;
 use crate::store::counters::{Counter, Counters};
+use crate::store::device_health::DeviceHealth;
 use crate::store::notices::{Level, Notices};
 
 /// A segment as it is read and written: through the page cache, and past it where that is asked for.
@@ -74,11 +76,17 @@ pub trait IoEngine: Send + Sync {
     /// What it is, for `stat` and the start-up line.
     fn name(&self) -> String;
 
-    /// Carries out all reads, in any order. Those not started by `deadline` end with `TimedOut`.
+    /// Carries out all reads, in any order. Those not started by `deadline` are [`late`].
     fn read_batch(&self, reads: &[Read<'_>], deadline: Option<Instant>, done: ReadDone<'_>);
 
-    /// Carries out all writes, in any order; the first error is returned after all have ended.
-    fn write_batch(&self, writes: &[Write<'_>], prepare: WritePrepare<'_>) -> io::Result<()>;
+    /// Carries out all writes, in any order; the first error is returned after all have ended. Those not started by
+    /// `deadline` are [`late`].
+    fn write_batch(
+        &self,
+        writes: &[Write<'_>],
+        deadline: Option<Instant>,
+        prepare: WritePrepare<'_>,
+    ) -> io::Result<()>;
 }
 
 /// What a fault hook may see and refuse.
@@ -107,6 +115,7 @@ pub trait IoHook: Send + Sync {
 /// Opens files and does single transfers, direct where asked for and possible, buffered otherwise.
 pub struct Transfers {
     direct: AtomicBool,
+    device: Arc<DeviceHealth>,
     counters: Arc<Counters>,
     notices: Arc<Notices>,
     #[cfg(feature = "testing")]
@@ -116,6 +125,7 @@ pub struct Transfers {
 impl Transfers {
     pub(crate) fn new(
         direct: bool,
+        device: Arc<DeviceHealth>,
         counters: Arc<Counters>,
         notices: Arc<Notices>,
         options: &crate::store::StoreOptions,
@@ -124,6 +134,7 @@ impl Transfers {
         let _ = options;
         Transfers {
             direct: AtomicBool::new(direct),
+            device,
             counters,
             notices,
             #[cfg(feature = "testing")]
@@ -134,6 +145,17 @@ impl Transfers {
     /// Whether payload goes past the page cache.
     pub fn is_direct(&self) -> bool {
         self.direct.load(Ordering::Relaxed)
+    }
+
+    /// Transfers of a tool: buffered, and nobody looks at how long they take.
+    pub(crate) fn plain() -> Self {
+        let (counters, notices) = (Arc::default(), Arc::default());
+        let device = DeviceHealth::new(Clock::default(), Arc::clone(&counters), Arc::clone(&notices));
+        Transfers::new(false, Arc::new(device), counters, notices, &Default::default())
+    }
+
+    fn clock(&self) -> &Clock {
+        &self.device.clock
     }
 
     /// Opens an existing segment, for reading or for both.
@@ -159,33 +181,41 @@ impl Transfers {
     /// Writes small things (headers, directories, frames) through the page cache.
     pub fn write_small(&self, path: &Path, file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
         guarded(|| {
-            self.hook(true, false, path, offset, bytes.len() as u64)?;
-            file::write_all(file, bytes, offset)
+            self.device.writes.watched(|| {
+                self.hook(true, false, path, offset, bytes.len() as u64)?;
+                file::write_all(file, bytes, offset)
+            })
         })
     }
 
     /// Reads small things through the page cache.
     pub fn read_small(&self, path: &Path, file: &File, out: &mut [u8], offset: u64) -> io::Result<()> {
         guarded(|| {
-            self.hook(false, false, path, offset, out.len() as u64)?;
-            file::read_exact(file, out, offset)
+            self.device.reads.watched(|| {
+                self.hook(false, false, path, offset, out.len() as u64)?;
+                file::read_exact(file, out, offset)
+            })
         })
     }
 
     fn read_pieces(&self, read: &Read<'_>, pieces: &[Piece<'_>]) -> io::Result<()> {
         let Some(direct) = self.direct_of(read) else {
-            self.hook(false, false, &read.file.path, read.offset, read.len)?;
-            return file::read_pieces(&read.file.buffered, pieces, read.offset);
+            return self.device.reads.timed(|| {
+                self.hook(false, false, &read.file.path, read.offset, read.len)?;
+                file::read_pieces(&read.file.buffered, pieces, read.offset)
+            });
         };
         if is_aligned(read.offset) && pieces.iter().all(|piece| piece_is_aligned(piece)) {
-            let allowed = self.hook(false, true, &read.file.path, read.offset, read.len);
-            return match allowed.and_then(|()| file::read_pieces(direct, pieces, read.offset)) {
-                Err(error) if is_refusal(&error) => {
-                    self.fall_back(&read.file.path, &error);
-                    file::read_pieces(&read.file.buffered, pieces, read.offset)
+            return self.device.reads.timed(|| {
+                let allowed = self.hook(false, true, &read.file.path, read.offset, read.len);
+                match allowed.and_then(|()| file::read_pieces(direct, pieces, read.offset)) {
+                    Err(error) if is_refusal(&error) => {
+                        self.fall_back(&read.file.path, &error);
+                        file::read_pieces(&read.file.buffered, pieces, read.offset)
+                    }
+                    done => done,
                 }
-                done => done,
-            };
+            });
         }
         self.with_scratch(read, |bytes| scatter(bytes, pieces))?
     }
@@ -201,7 +231,7 @@ impl Transfers {
         let (skip, len) = ((read.offset - start) as usize, read.len as usize);
         SCRATCH.with_borrow_mut(|scratch| {
             scratch.reserve_discarding((end - start) as usize);
-            let done = match self.direct_of(read) {
+            let done = self.device.reads.timed(|| match self.direct_of(read) {
                 Some(direct) => {
                     let allowed = self.hook(false, true, &read.file.path, start, end - start);
                     let out = &mut scratch[..(end - start) as usize];
@@ -217,7 +247,7 @@ impl Transfers {
                     self.hook(false, false, &read.file.path, read.offset, read.len)?;
                     file::read_exact(&read.file.buffered, &mut scratch[skip..skip + len], read.offset)
                 }
-            };
+            });
             done.map(|()| take(&scratch[skip..skip + len]))
         })
     }
@@ -229,8 +259,10 @@ impl Transfers {
         if let Some(pieces) = &write.from {
             prepare(index, &mut [])?;
             let Some(direct) = direct else {
-                self.hook(true, false, &write.file.path, write.offset, write.len)?;
-                return file::write_pieces(&write.file.buffered, pieces, write.offset);
+                return self.device.writes.timed(|| {
+                    self.hook(true, false, &write.file.path, write.offset, write.len)?;
+                    file::write_pieces(&write.file.buffered, pieces, write.offset)
+                });
             };
             if pieces.iter().all(|piece| piece_is_aligned(piece)) {
                 return self.write_direct(
@@ -254,10 +286,10 @@ impl Transfers {
                     || file::write_all(direct, bytes, write.offset),
                     || file::write_all(&write.file.buffered, bytes, write.offset),
                 ),
-                None => {
+                None => self.device.writes.timed(|| {
                     self.hook(true, false, &write.file.path, write.offset, write.len)?;
                     file::write_all(&write.file.buffered, bytes, write.offset)
-                }
+                }),
             }
         })
     }
@@ -268,14 +300,16 @@ impl Transfers {
         direct: impl FnOnce() -> io::Result<()>,
         buffered: impl FnOnce() -> io::Result<()>,
     ) -> io::Result<()> {
-        let tried = self.hook(true, true, &write.file.path, write.offset, write.len).and_then(|()| direct());
-        match tried {
-            Err(error) if is_refusal(&error) => {
-                self.fall_back(&write.file.path, &error);
-                buffered()
+        self.device.writes.timed(|| {
+            let allowed = self.hook(true, true, &write.file.path, write.offset, write.len);
+            match allowed.and_then(|()| direct()) {
+                Err(error) if is_refusal(&error) => {
+                    self.fall_back(&write.file.path, &error);
+                    buffered()
+                }
+                done => done,
             }
-            done => done,
-        }
+        })
     }
 
     fn fall_back_on_error<T>(&self, path: &Path, tried: io::Result<T>) -> Option<T> {
@@ -373,6 +407,28 @@ fn invalid(error: hicache_sys::OutOfBounds) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, error)
 }
 
+/// What was not started before its deadline.
+#[derive(Debug)]
+struct Late;
+
+impl std::fmt::Display for Late {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("the deadline had passed")
+    }
+}
+
+impl std::error::Error for Late {}
+
+/// The error of what was not started before its deadline. No device gives it.
+pub(crate) fn late() -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, Late)
+}
+
+/// Whether this is [`late`].
+pub(crate) fn is_late(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|source| source.is::<Late>())
+}
+
 /// A panic while a transfer was carried out: a fault of this program, which says nothing about the object.
 #[derive(Debug)]
 pub struct Panicked(String);
@@ -386,7 +442,7 @@ impl std::fmt::Display for Panicked {
 impl std::error::Error for Panicked {}
 
 /// A panic ends the one transfer that it came from; the thread and all other transfers go on.
-fn guarded<T>(work: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+pub(crate) fn guarded<T>(work: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     // What a panic leaves behind is scratch memory and locks that are taken again when poisoned.
     let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
     ended.unwrap_or_else(|payload| {
@@ -394,6 +450,44 @@ fn guarded<T>(work: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
         Err(io::Error::other(Panicked(text.unwrap_or_else(|| "no message".into()))))
     })
+}
+
+impl Transfers {
+    fn carry_out_read(&self, index: usize, read: &Read<'_>, deadline: Option<Instant>, done: ReadDone<'_>) {
+        let whole = guarded(|| {
+            self.read(index, read, deadline, done);
+            Ok(())
+        });
+        if let Err(error) = whole {
+            done(index, Err(error));
+        }
+    }
+
+    fn read(&self, index: usize, read: &Read<'_>, deadline: Option<Instant>, done: ReadDone<'_>) {
+        if self.clock().is_past(deadline) {
+            return done(index, Err(late()));
+        }
+        let ended = match &read.into {
+            Some(pieces) => self.read_pieces(read, pieces).map(|()| done(index, Ok(&[]))),
+            None => self.with_scratch(read, |bytes| done(index, Ok(bytes))),
+        };
+        if let Err(error) = ended {
+            done(index, Err(error));
+        }
+    }
+
+    fn carry_out_write(
+        &self,
+        index: usize,
+        write: &Write<'_>,
+        deadline: Option<Instant>,
+        prepare: WritePrepare<'_>,
+    ) -> io::Result<()> {
+        if self.clock().is_past(deadline) {
+            return Err(late());
+        }
+        guarded(|| self.write(index, write, prepare))
+    }
 }
 
 /// A pool of threads that call `preadv` and `pwritev`.
@@ -407,29 +501,6 @@ impl ThreadEngine {
     pub fn new(transfers: Arc<Transfers>, workers: Arc<rayon::ThreadPool>) -> Self {
         ThreadEngine { transfers, workers }
     }
-
-    fn read(&self, index: usize, read: &Read<'_>, deadline: Option<Instant>, done: ReadDone<'_>) {
-        let whole = guarded(|| {
-            self.read_one(index, read, deadline, done);
-            Ok(())
-        });
-        if let Err(error) = whole {
-            done(index, Err(error));
-        }
-    }
-
-    fn read_one(&self, index: usize, read: &Read<'_>, deadline: Option<Instant>, done: ReadDone<'_>) {
-        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-            return done(index, Err(io::ErrorKind::TimedOut.into()));
-        }
-        let ended = match &read.into {
-            Some(pieces) => self.transfers.read_pieces(read, pieces).map(|()| done(index, Ok(&[]))),
-            None => self.transfers.with_scratch(read, |bytes| done(index, Ok(bytes))),
-        };
-        if let Err(error) = ended {
-            done(index, Err(error));
-        }
-    }
 }
 
 impl IoEngine for ThreadEngine {
@@ -440,23 +511,66 @@ impl IoEngine for ThreadEngine {
 
     fn read_batch(&self, reads: &[Read<'_>], deadline: Option<Instant>, done: ReadDone<'_>) {
         if let [read] = reads {
-            return self.read(0, read, deadline, done); // not worth waking a thread
+            return self.transfers.carry_out_read(0, read, deadline, done); // not worth waking a thread
         }
         self.workers.install(|| {
-            let one = |(index, read): (usize, &Read<'_>)| self.read(index, read, deadline, done);
+            let one = |(index, read): (usize, &Read<'_>)| {
+                self.transfers.carry_out_read(index, read, deadline, done);
+            };
             reads.par_iter().with_max_len(1).enumerate().for_each(one);
         });
     }
 
-    fn write_batch(&self, writes: &[Write<'_>], prepare: WritePrepare<'_>) -> io::Result<()> {
+    fn write_batch(
+        &self,
+        writes: &[Write<'_>],
+        deadline: Option<Instant>,
+        prepare: WritePrepare<'_>,
+    ) -> io::Result<()> {
         if let [write] = writes {
-            return guarded(|| self.transfers.write(0, write, prepare));
+            return self.transfers.carry_out_write(0, write, deadline, prepare);
         }
         self.workers.install(|| {
-            let one =
-                |(index, write): (usize, &Write<'_>)| guarded(|| self.transfers.write(index, write, prepare));
+            let one = |(index, write): (usize, &Write<'_>)| {
+                self.transfers.carry_out_write(index, write, deadline, prepare)
+            };
             let ended: Vec<io::Result<()>> = writes.par_iter().with_max_len(1).enumerate().map(one).collect();
             ended.into_iter().collect()
         })
+    }
+}
+
+/// The calling thread, one transfer after the other: for threads that may hang without harm to others.
+pub struct InlineEngine {
+    transfers: Arc<Transfers>,
+}
+
+impl InlineEngine {
+    /// An engine without threads of its own.
+    pub fn new(transfers: Arc<Transfers>) -> Self {
+        InlineEngine { transfers }
+    }
+}
+
+impl IoEngine for InlineEngine {
+    fn name(&self) -> String {
+        let path = if self.transfers.is_direct() { "direct" } else { "buffered" };
+        format!("{path}, inline")
+    }
+
+    fn read_batch(&self, reads: &[Read<'_>], deadline: Option<Instant>, done: ReadDone<'_>) {
+        for (index, read) in reads.iter().enumerate() {
+            self.transfers.carry_out_read(index, read, deadline, done);
+        }
+    }
+
+    fn write_batch(
+        &self,
+        writes: &[Write<'_>],
+        deadline: Option<Instant>,
+        prepare: WritePrepare<'_>,
+    ) -> io::Result<()> {
+        let mut writes = writes.iter().enumerate();
+        writes.try_for_each(|(index, write)| self.transfers.carry_out_write(index, write, deadline, prepare))
     }
 }

@@ -1,6 +1,7 @@
 //! What look-ups tell of chains: which page comes before the one that a later backup starts with.
 //!
-//! An engine that does not name the parent of what it stores has asked for the chain before.
+//! An engine that does not name the parent of what it stores has asked for the chain before, perhaps through another
+//! view of the namespace.
 
 use std::collections::{HashMap, VecDeque};
 

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use crate::Result;
 use crate::key::PageKey;
 use crate::pool::HitPolicy;
 use crate::store::counters::Counter;
 use crate::store::coverage::Coverage;
 use crate::store::index::Index;
 use crate::store::view::{PoolState, View};
+use crate::{Error, Result};
 
 /// Answer of `match`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,30 +50,64 @@ impl View {
     /// # Errors
     /// `Closed`. Damage and I/O errors make pages missing, not errors.
     pub fn match_prefix(&self, keys: &[PageKey]) -> Result<Match> {
+        let own: Vec<_> = self.pools.iter().map(|pool| Some(pool.spec.policy)).collect();
+        self.match_pools(keys, &own)
+    }
+
+    /// [`View::match_prefix`] with a policy for each pool of the view, in their order. `None`: the pool is not
+    /// consulted, and the answer does not speak of it.
+    ///
+    /// # Errors
+    /// `Config` unless there is one policy for each pool, each of them usable, and at least one pool is consulted.
+    /// `Closed`.
+    pub fn match_pools(&self, keys: &[PageKey], policies: &[Option<HitPolicy>]) -> Result<Match> {
         self.inner.check_open()?;
-        self.state.refresh_if_told(&self.inner.counters);
-        let answer = {
-            let index = self.state.index();
-            self.match_in(&index, keys)
-        };
-        self.state.touch(keys, answer.pages);
-        self.lookups.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).note(keys, answer.pages);
+        if policies.len() != self.pools.len() {
+            let (pools, found) = (self.pools.len(), policies.len());
+            return Err(Error::config(format!("expected a policy for each of {pools} pools, found {found}")));
+        }
+        policies.iter().flatten().try_for_each(HitPolicy::validate)?;
+        if policies.iter().all(Option::is_none) {
+            return Err(Error::config("expected at least one pool to be consulted, found none"));
+        }
         let counters = &self.inner.counters;
         counters.add(Counter::MatchCalls, 1);
         counters.add(Counter::MatchAsked, keys.len() as u64);
+        if self.inner.device.refuses() {
+            return Ok(self.nothing_in_time(policies));
+        }
+        self.state.refresh_if_told(&self.inner.counters);
+        let answer = {
+            let index = self.state.index();
+            self.match_in(&index, keys, policies)
+        };
+        self.state.touch(keys, answer.pages);
+        self.state.note_lookup(keys, &answer);
         counters.add(Counter::MatchHit, answer.pages as u64);
         Ok(answer)
     }
 
-    fn match_in(&self, index: &Index, keys: &[PageKey]) -> Match {
-        let covered: Vec<(&PoolState, Arc<Coverage>)> =
-            self.pools.iter().map(|pool| (pool, pool.coverage(index))).collect();
+    /// The answer while calls with a deadline are refused: what a restore would not bring is no hit.
+    fn nothing_in_time(&self, policies: &[Option<HitPolicy>]) -> Match {
+        let consulted = self.pools.iter().zip(policies).filter(|(_, policy)| policy.is_some());
+        let pools = consulted.map(|(pool, _)| PoolHit {
+            name: pool.spec.pool.name().to_owned(),
+            pages: 0,
+            required: pool.spec.required,
+        });
+        Match { pages: 0, limited_by: Some("device: too slow".into()), pools: pools.collect(), legal: None }
+    }
+
+    fn match_in(&self, index: &Index, keys: &[PageKey], policies: &[Option<HitPolicy>]) -> Match {
+        let consulted = self.pools.iter().zip(policies);
+        let covered: Vec<(&PoolState, HitPolicy, Arc<Coverage>)> =
+            consulted.filter_map(|(pool, policy)| Some((pool, (*policy)?, pool.coverage(index)))).collect();
         let mut bound = keys.len();
         let mut limit = None;
         // Pools of which every page must be there set the bound; the others choose legal lengths below it.
         let mut verdicts = vec![0; covered.len()];
-        for (number, (pool, coverage)) in covered.iter().enumerate() {
-            if pool.spec.policy != HitPolicy::AllPages {
+        for (number, (pool, policy, coverage)) in covered.iter().enumerate() {
+            if *policy != HitPolicy::AllPages {
                 continue;
             }
             let leading = leading(index, coverage, keys);
@@ -84,9 +118,9 @@ impl View {
             }
         }
         let mut legal: Option<Vec<bool>> = None;
-        for (number, (pool, coverage)) in covered.iter().enumerate() {
+        for (number, (pool, policy, coverage)) in covered.iter().enumerate() {
             let reach = if pool.spec.required { bound } else { keys.len() };
-            let own = match pool.spec.policy {
+            let own = match *policy {
                 HitPolicy::AllPages => continue,
                 HitPolicy::TrailingPages(window) => {
                     trailing(index, coverage, &keys[..reach], window as usize)
@@ -95,7 +129,7 @@ impl View {
                     groups(index, coverage, &keys[..reach], block_pages as usize, group_pages as usize)
                 }
             };
-            verdicts[number] = whole_groups(pool.spec.policy, longest(&own));
+            verdicts[number] = whole_groups(*policy, longest(&own));
             if !pool.spec.required {
                 continue;
             }
@@ -111,9 +145,9 @@ impl View {
         }
         let pages = legal.as_ref().map_or(bound, |legal| longest(legal));
         let limited_by = limit.filter(|_| pages < keys.len()).map(|(number, at)| {
-            let pool = covered[number].0;
+            let (pool, policy, _) = &covered[number];
             let name = pool.spec.pool.name();
-            match pool.spec.policy {
+            match *policy {
                 HitPolicy::AllPages => format!("{name}: page {at} {}", pool.why_missing(index, &keys[at])),
                 HitPolicy::TrailingPages(window) => {
                     format!("{name}: no longer prefix has its last {window} pages")
@@ -129,7 +163,7 @@ impl View {
         let pools = covered
             .iter()
             .zip(verdicts)
-            .map(|((pool, _), pages)| PoolHit {
+            .map(|((pool, ..), pages)| PoolHit {
                 name: pool.spec.pool.name().to_owned(),
                 pages,
                 required: pool.spec.required,

@@ -9,22 +9,30 @@
 //! - Calls: `options`, `view`, `backup`, `matching`, `restore`, `clear`, `prune`, `import`, `repair`.
 //! - What this process knows: `namespace_state` over `index`, fed by `tail` from all journals when `news` says so; `coverage` (which stored forms
 //!   serve a tile), `lookups` (which page precedes a backup).
-//! - Payload: `io` and `landing` (how), `segment_writer` and `files` (where), `publish` (in which order), `stored_run`
-//!   (copies as they are).
+//! - Payload: `reading` and `writing` (one call's pages), `io`, `chunk` and `landing` (how), `segment_writer` and `files`
+//!   (where), `publish` (in which order), `stored_run` (copies as they are).
+//! - Time: `clock`, `turn` (a lock that can be waited for until a deadline), `latencies`, `breaker` and `device_health` (is the
+//!   device too slow), `bounce` and `bounced` (requests that a call can leave behind).
 //! - Room: `room` puts together `budget` (with `ledger_file`, `usage`) and `evict` (with `catalog`, which chooses).
 //! - On the side: `housekeeping` calls `duplicates` (with `conflicts`), `compact`, `checkpoint`, `finish`.
 //! - A journal's life: `journal`, `tail`, `liveness` (what still matters), `checkpoint`, `merge`, `finish`, `recover`.
 //! - The folder: `root`, `paths`. Said to people: `counters`, `notices`.
 
 pub mod backup;
+mod bounce;
+mod bounced;
+pub mod breaker;
 pub mod budget;
 pub mod catalog;
 mod checkpoint;
+mod chunk;
 mod clear;
+pub mod clock;
 mod compact;
 mod conflicts;
 pub mod counters;
 mod coverage;
+pub mod device_health;
 mod duplicates;
 mod evict;
 mod files;
@@ -35,6 +43,7 @@ mod index;
 pub mod io;
 mod journal;
 mod landing;
+mod latencies;
 pub(crate) mod ledger_file;
 mod liveness;
 mod lookups;
@@ -47,6 +56,7 @@ pub mod options;
 pub mod paths;
 mod prune;
 mod publish;
+mod reading;
 pub(crate) mod recover;
 pub mod repair;
 pub mod restore;
@@ -57,16 +67,20 @@ mod stored_run;
 pub(crate) mod tail;
 #[cfg(feature = "testing")]
 pub mod testing;
+mod turn;
 pub(crate) mod usage;
 pub mod view;
+mod writing;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
-pub use backup::{BackupOutcome, BackupReport, ChainStart};
+pub use backup::{BackupOptions, BackupOutcome, BackupReport, ChainStart};
+pub use breaker::BreakerState;
+pub use device_health::{Bounce, DeviceReport};
 pub use evict::Freed;
 pub use matching::{Match, PoolHit};
 pub use options::{IoMode, StoreOptions};
@@ -76,13 +90,15 @@ pub use view::{PoolMemory, View, ViewOptions, ViewPool};
 use crate::format::ProcessId;
 use crate::format::frame::{FrameKind, encode_counters, encode_seal};
 use crate::namespace::{Fingerprint, Namespace};
+use crate::store::bounce::Bouncer;
 use crate::store::budget::Budget;
 use crate::store::counters::{Counter, Counters};
+use crate::store::device_health::DeviceHealth;
 use crate::store::evict::Evictor;
 use crate::store::files::SegmentFiles;
 use crate::store::finish::Finisher;
 use crate::store::housekeeping::Housekeeping;
-use crate::store::io::{IoEngine, ThreadEngine, Transfers};
+use crate::store::io::{InlineEngine, IoEngine, ThreadEngine, Transfers};
 use crate::store::journal::Journal;
 use crate::store::namespace_state::NamespaceState;
 use crate::store::notices::{Level, Notice, Notices};
@@ -120,6 +136,10 @@ pub(crate) struct Inner {
     pub(crate) transfers: Arc<Transfers>,
     pub(crate) workers: Arc<rayon::ThreadPool>,
     pub(crate) engine: Box<dyn IoEngine>,
+    /// For threads that may hang in the device.
+    pub(crate) inline: InlineEngine,
+    pub(crate) device: Arc<DeviceHealth>,
+    pub(crate) bouncer: Bouncer,
     pub(crate) files: SegmentFiles,
     pub(crate) budget: Budget,
     pub(crate) evictor: Evictor,
@@ -132,6 +152,8 @@ pub(crate) struct Inner {
 
 struct JournalState {
     journal: Option<Journal>,
+    /// This process has ended for the others: it says nothing any more.
+    has_ended: bool,
     counters_at: Instant,
     counters_sent: u64,
 }
@@ -151,8 +173,15 @@ impl Store {
         // A root that is only looked at is not written to: there, opening a segment shows whether it works.
         let direct = options.io_mode == IoMode::Direct
             && (options.read_only || probe_direct(&paths, process, &notices));
-        let transfers =
-            Arc::new(Transfers::new(direct, Arc::clone(&counters), Arc::clone(&notices), &options));
+        let device =
+            Arc::new(DeviceHealth::new(options.clock(), Arc::clone(&counters), Arc::clone(&notices)));
+        let transfers = Arc::new(Transfers::new(
+            direct,
+            Arc::clone(&device),
+            Arc::clone(&counters),
+            Arc::clone(&notices),
+            &options,
+        ));
         let workers = Arc::new(start_workers(options.threads())?);
         let engine = Box::new(ThreadEngine::new(Arc::clone(&transfers), Arc::clone(&workers)));
         let files = SegmentFiles::new(paths.clone(), Arc::clone(&transfers), options.max_open_segments);
@@ -165,13 +194,17 @@ impl Store {
         )
         .map_err(|error| Error::io("cannot look at", &paths.root, error))?;
         let keeps_house = options.keeps_house();
-        let journal = JournalState { journal: None, counters_at: Instant::now(), counters_sent: 0 };
+        let journal =
+            JournalState { journal: None, has_ended: false, counters_at: Instant::now(), counters_sent: 0 };
         let inner = Inner {
             paths,
             options,
             process,
             counters,
             notices,
+            inline: InlineEngine::new(Arc::clone(&transfers)),
+            bouncer: Bouncer::new(device.clock.clone()),
+            device,
             transfers,
             workers,
             engine,
@@ -237,6 +270,12 @@ impl Store {
         self.inner.counters.snapshot()
     }
 
+    /// What is known of the device: whether it keeps up with the deadlines of calls.
+    pub fn device(&self) -> DeviceReport {
+        let (abandoned, bounce_bytes) = self.inner.bouncer.in_flight();
+        DeviceReport { abandoned, bounce_bytes, ..self.inner.device.report() }
+    }
+
     /// Takes the lines that wait for the log.
     pub fn drain_notices(&self) -> Vec<Notice> {
         self.inner.notices.drain()
@@ -244,6 +283,9 @@ impl Store {
 
     /// Seals what was written and ends this process for the others. Later calls of this store give `Closed`.
     /// Closing twice is fine; a forked child closes nothing of its parent's.
+    ///
+    /// Bounced requests that the device does not complete within half a second are left behind: for the others this
+    /// process goes on living until the last of them has ended, or the process itself.
     pub fn close(&self) {
         self.handle.close();
     }
@@ -255,7 +297,9 @@ impl Handle {
         if let Some(housekeeping) = housekeeping {
             // In a forked child the thread is not there.
             if self.inner.process_number == hicache_sys::process_number() {
-                housekeeping.stop()
+                // It may wait for a lock of a request that hangs in the device.
+                let may_hang = self.inner.bouncer.in_flight().0 > 0;
+                if may_hang { housekeeping.leave() } else { housekeeping.stop() }
             }
         }
         self.inner.close();
@@ -355,6 +399,9 @@ impl Inner {
     }
 
     fn started<'a>(&self, state: &'a mut JournalState) -> std::io::Result<&'a mut Journal> {
+        if state.has_ended {
+            return Err(std::io::Error::other("the store is closed"));
+        }
         if state.journal.is_none() {
             let started = Journal::create(&self.paths, self.process);
             // The code is kept, so that a disk without room for a journal counts as full.
@@ -369,7 +416,12 @@ impl Inner {
 
     /// Leaves the totals in the journal, now and then. A process that never wrote anything leaves none.
     pub(crate) fn leave_counters(&self, now: bool) {
-        let mut state = self.lock_journal();
+        // Who is in a hurry does not wait for a thread that writes, or hangs in the device.
+        let mut state = match self.journal.try_lock() {
+            Ok(state) => state,
+            Err(TryLockError::WouldBlock) if !now => return,
+            Err(_) => self.lock_journal(),
+        };
         if self.options.read_only || (!now && state.counters_at.elapsed() < COUNTERS_EVERY) {
             return;
         }
@@ -408,10 +460,16 @@ impl Inner {
         namespaces.values().cloned().collect()
     }
 
-    fn close(&self) {
+    fn close(self: &Arc<Self>) {
         if self.process_number != hicache_sys::process_number() || self.closed.swap(true, Ordering::AcqRel) {
             return;
         }
+        let inner = Arc::clone(self);
+        self.bouncer.close(Box::new(move || inner.end()));
+    }
+
+    /// Ends this process for the others: nothing of it is on its way to a file any more.
+    fn end(&self) {
         for state in self.open_namespaces() {
             state.writer.close(&self.transfers);
             self.tell_sealed(&state);
@@ -420,7 +478,9 @@ impl Inner {
         self.leave_counters(true);
         self.files.clear();
         self.budget.release();
-        if let Some(journal) = self.lock_journal().journal.take() {
+        let mut state = self.lock_journal();
+        state.has_ended = true;
+        if let Some(journal) = state.journal.take() {
             journal.close();
         }
     }

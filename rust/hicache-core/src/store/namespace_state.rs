@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 use std::io;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use std::time::Instant;
+use std::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::{Duration, Instant};
 
 use hicache_sys::lock::FileLock;
 
@@ -14,8 +14,11 @@ use crate::format::{ProcessId, SegmentId};
 use crate::key::PageKey;
 use crate::namespace::{Fingerprint, Namespace};
 use crate::pool::Pool;
+use crate::store::backup::ChainStart;
 use crate::store::counters::{Counter, Counters};
 use crate::store::index::{Duplicate, Index, Interest};
+use crate::store::lookups::Lookups;
+use crate::store::matching::Match;
 use crate::store::news::{Listener, TRUSTED, Teller};
 use crate::store::notices::{Level, Notices};
 use crate::store::paths::{Paths, parse_lock_name};
@@ -23,10 +26,11 @@ use crate::store::recover::{self, KnownUnits};
 use crate::store::root;
 use crate::store::segment_writer::SegmentWriter;
 use crate::store::tail::{Tail, TailReport, is_alive};
+use crate::store::turn::{Taken, Turn};
 use crate::{Error, ErrorKind, Result};
 
 /// How long `clear` waits for another process that clears.
-const CLEAR_PATIENCE: std::time::Duration = std::time::Duration::from_secs(5);
+const CLEAR_PATIENCE: Duration = Duration::from_secs(5);
 
 /// One namespace as this process sees it.
 pub struct NamespaceState {
@@ -41,11 +45,13 @@ pub struct NamespaceState {
     paths: Paths,
     index: RwLock<Index>,
     // Taken before `index`, never after it.
-    tail: Mutex<Tailing>,
+    tail: Turn<Tailing>,
     /// Last pages of prefixes that were used, not told of yet.
     touches: Mutex<Vec<ShortKey>>,
     /// Tells of a new generation; what a journal says is told by the journal.
     news: Teller,
+    /// What came before the first missing page of the latest look-ups, whichever view asked.
+    lookups: Mutex<Lookups>,
 }
 
 /// Most uses that wait to be told of; more are forgotten, recency being a hint.
@@ -95,7 +101,7 @@ impl NamespaceState {
             namespace,
             left_generation: AtomicU64::new(0),
             index: RwLock::new(Index::new(process)),
-            tail: Mutex::new(Tailing {
+            tail: Turn::new(Tailing {
                 tail: Tail::new(paths.clone()),
                 listener: Listener::new(&paths),
                 looked: None,
@@ -104,6 +110,7 @@ impl NamespaceState {
             }),
             touches: Mutex::default(),
             news: Teller::new(&paths),
+            lookups: Mutex::default(),
             paths,
         }
     }
@@ -129,6 +136,20 @@ impl NamespaceState {
         touches
     }
 
+    /// Takes note of what comes before the first page that a look-up of `keys` missed: over all pools, and in each.
+    pub(crate) fn note_lookup(&self, keys: &[PageKey], answer: &Match) {
+        let mut lookups = self.lookups.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        lookups.note(keys, answer.pages);
+        for pool in answer.pools.iter().filter(|pool| pool.pages != answer.pages) {
+            lookups.note(keys, pool.pages);
+        }
+    }
+
+    /// Where a chain that starts with `first` stands, if a look-up told.
+    pub(crate) fn known_start(&self, first: &PageKey) -> Option<ChainStart> {
+        self.lookups.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).start(first)
+    }
+
     /// The index, for look-ups.
     pub fn index(&self) -> RwLockReadGuard<'_, Index> {
         self.index.read().unwrap_or_else(|poisoned| poisoned.into_inner())
@@ -138,8 +159,8 @@ impl NamespaceState {
         self.index.write().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    fn tailing(&self) -> MutexGuard<'_, Tailing> {
-        self.tail.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    fn tailing(&self) -> Taken<'_, Tailing> {
+        self.tail.take()
     }
 
     /// Makes the folder and describes the namespace and `pools` in words, where that is not done yet.
@@ -229,27 +250,36 @@ impl NamespaceState {
     /// [`NamespaceState::refresh`] if anybody may have said anything. A process that is killed before it told is
     /// heard up to [`TRUSTED`] later: good enough for a look-up, since a restore looks for itself.
     pub fn refresh_if_told(&self, counters: &Counters) {
-        let mut tailing = self.tailing();
+        let tailing = self.tailing();
         let is_up_to_date = tailing
             .looked
             .is_some_and(|(at, number)| at.elapsed() < TRUSTED && tailing.listener.last() == Some(number));
         if !is_up_to_date {
-            self.refresh_with(&mut tailing, counters);
+            self.refresh_with(tailing, counters);
         }
     }
 
     /// Takes in what all processes said since the last call.
     pub fn refresh(&self, counters: &Counters) {
-        self.refresh_with(&mut self.tailing(), counters);
+        self.refresh_with(self.tailing(), counters);
     }
 
-    fn refresh_with(&self, tailing: &mut Tailing, counters: &Counters) {
+    /// [`NamespaceState::refresh`], unless another thread is at it for longer than `patience`; whether it was done.
+    pub(crate) fn refresh_within(&self, counters: &Counters, patience: Option<Duration>) -> bool {
+        let tailing = match patience {
+            None => Some(self.tailing()),
+            Some(patience) => self.tail.take_within(patience),
+        };
+        tailing.map(|tailing| self.refresh_with(tailing, counters)).is_some()
+    }
+
+    fn refresh_with(&self, mut tailing: Taken<'_, Tailing>, counters: &Counters) {
         // Before the journals are read: what is told after that is looked for the next time.
         let now = Instant::now();
         tailing.listener.open(now);
         let told = tailing.listener.last();
         let mut raised = None;
-        self.look_at_generation(tailing, |generation| raised = Some(generation));
+        self.look_at_generation(&mut tailing, |generation| raised = Some(generation));
         if let Some(generation) = raised {
             self.index_mut().raise_generation(generation);
         }

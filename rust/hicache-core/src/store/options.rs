@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::store::clock::Clock;
 use crate::{Error, Result};
 
 /// How payload goes to and from the disk.
@@ -69,11 +70,14 @@ pub struct StoreOptions {
     /// Pages recorded longer ago than this, by the wall clock, are misses and are removed. `None`: they stay.
     pub time_to_live: Option<Duration>,
     /// Compare pages that are stored already with those given to `backup` again, and count the ones that differ.
-    /// Each costs a read; the stored page stays.
+    /// Each costs a read; the stored page stays. Bounced backups are not compared.
     pub detect_conflicts: bool,
     /// Leave the housekeeping to the test.
     #[cfg(feature = "testing")]
     pub keeps_no_house: bool,
+    /// Time as the store takes it where calls wait.
+    #[cfg(feature = "testing")]
+    pub clock: crate::store::clock::Clock,
     /// Injects faults into payload I/O.
     #[cfg(feature = "testing")]
     pub io_hook: Option<std::sync::Arc<dyn crate::store::io::IoHook>>,
@@ -94,6 +98,8 @@ impl Default for StoreOptions {
             detect_conflicts: false,
             #[cfg(feature = "testing")]
             keeps_no_house: false,
+            #[cfg(feature = "testing")]
+            clock: Default::default(),
             #[cfg(feature = "testing")]
             io_hook: None,
         }
@@ -128,6 +134,13 @@ impl StoreOptions {
             return false;
         }
         !self.read_only
+    }
+
+    pub(crate) fn clock(&self) -> Clock {
+        #[cfg(feature = "testing")]
+        return self.clock.clone();
+        #[cfg(not(feature = "testing"))]
+        Clock::default()
     }
 
     pub(crate) fn threads(&self) -> usize {

@@ -3,6 +3,7 @@
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::format::directory::{
     DIRECTORY_ALIGNMENT, DirectoryHeader, Parent, Run, directory_bytes, encode as encode_directory,
@@ -12,6 +13,7 @@ use crate::format::form::{Codec, Form};
 use crate::format::frame::{AddRun, AddUnit, FrameKind, ShortKey, encode_add, short_key};
 use crate::store::Inner;
 use crate::store::budget::Room;
+use crate::store::io::late;
 use crate::store::namespace_state::NamespaceState;
 use crate::store::room::{self, Refused};
 use crate::store::segment_writer::Reservation;
@@ -32,6 +34,8 @@ pub(crate) struct UnitPlan {
     pub(crate) written_ns: Option<u64>,
     /// The only generation that its pages may be published in; `None`: the present one, whichever that is.
     pub(crate) generation: Option<u64>,
+    /// It is not published after this, nor room waited for.
+    pub(crate) deadline: Option<Instant>,
     alignment: u64,
     directory_offset: u64,
 }
@@ -53,7 +57,15 @@ impl UnitPlan {
         }
         let directory_offset = position.next_multiple_of(DIRECTORY_ALIGNMENT);
         let bytes = (directory_offset + directory_bytes(&runs)).next_multiple_of(alignment);
-        UnitPlan { runs, bytes, written_ns: None, generation: None, alignment, directory_offset }
+        UnitPlan {
+            runs,
+            bytes,
+            written_ns: None,
+            generation: None,
+            deadline: None,
+            alignment,
+            directory_offset,
+        }
     }
 
     /// Writes the unit and tells everybody. `write_payload` writes the payload, and fills in what it learns about
@@ -89,7 +101,7 @@ impl UnitPlan {
         inner.announce()?;
         let frame_bytes = inner.journal_growth(self.frame_bytes())?;
         let charge = state.writer.most_growth(self.bytes) + frame_bytes;
-        let mut room = room::take(inner, charge)?;
+        let mut room = room::take(inner, charge, self.deadline)?;
         let mut published = self.write(inner, state, frame_bytes, &mut room, write_payload);
         if let Err(error) = &published
             && room::is_no_space(error)
@@ -97,14 +109,15 @@ impl UnitPlan {
             // The disk is fuller than its free space said.
             room.give_back();
             room::make(inner, charge, error);
-            room = room::take(inner, charge)?;
+            room = room::take(inner, charge, self.deadline)?;
             published = self.write(inner, state, frame_bytes, &mut room, write_payload);
         }
         inner.tell_sealed(state);
         match published {
             Ok(generation) => {
                 drop(room);
-                state.refresh(&inner.counters);
+                // It is published, whether this process learns of it now or with the next look.
+                state.refresh_within(&inner.counters, inner.device.clock.left(self.deadline));
                 Ok(generation)
             }
             Err(error) => {
@@ -147,6 +160,10 @@ impl UnitPlan {
         written.map(|()| generation)
     }
 
+    fn check_deadline(&self, inner: &Inner) -> io::Result<()> {
+        if inner.device.clock.is_past(self.deadline) { Err(late()) } else { Ok(()) }
+    }
+
     /// Writes the directory behind the payload, and the frame.
     fn tell(
         &self,
@@ -155,6 +172,7 @@ impl UnitPlan {
         room: &Reservation,
         generation: u64,
     ) -> io::Result<()> {
+        self.check_deadline(inner)?;
         let directory_offset = room.offset + self.directory_offset;
         let header = DirectoryHeader {
             namespace: state.fingerprint,
@@ -171,6 +189,8 @@ impl UnitPlan {
         if inner.options.durable {
             room.file.buffered().sync_data()?;
         }
+        // The last moment to take it back: the caller may not wait for it any more.
+        self.check_deadline(inner)?;
         let unit = AddUnit {
             segment: room.segment,
             generation,

@@ -60,7 +60,7 @@ pub fn repair(path: &Path) -> Result<RepairReport> {
     }
     let process = ProcessId::random()?;
     let mut voice =
-        RepairVoice { journal: Journal::create(&paths, process)?, process, transfers: plain_transfers() };
+        RepairVoice { journal: Journal::create(&paths, process)?, process, transfers: Transfers::plain() };
     let done = Finisher::new(paths.clone()).finish_dead(&mut voice, Limits::none(), &mut |_| ());
     voice.journal.close_or_remove();
     let done = done.map_err(|error| Error::io("cannot repair", path, error))?;
@@ -74,10 +74,6 @@ pub fn repair(path: &Path) -> Result<RepairReport> {
         freed_bytes: done.freed_bytes,
         is_unfinished: done.unfinished,
     })
-}
-
-fn plain_transfers() -> Transfers {
-    Transfers::new(false, Default::default(), Default::default(), &Default::default())
 }
 
 /// The repair speaks as a process of its own.

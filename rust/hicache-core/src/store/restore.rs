@@ -1,24 +1,12 @@
 //! `restore`: stored pages to host memory, verified, each one exact or reported missing.
 
-use std::io;
-use std::ops::Range;
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use hicache_sys::file::Piece;
-
 use crate::Result;
-use crate::format::block::{block_checksum, decode_block};
-use crate::format::directory::Entry;
-use crate::format::form::Form;
-use crate::format::frame::{FrameKind, Gone, Location, Reason, encode_gone, short_key};
 use crate::key::PageKey;
-use crate::store::backup::{cut, pieces_checksum};
 use crate::store::counters::Counter;
-use crate::store::io::{Panicked, Read, SegmentFile};
-use crate::store::landing::Landing;
-use crate::store::notices::Level;
+use crate::store::device_health::{Bounce, CallEnd};
+use crate::store::reading::{Reader, asked_for};
 use crate::store::view::{BoundMemory, PoolMemory, View};
 
 /// What became of one page. The caller's memory is defined for `Restored` pages only.
@@ -32,7 +20,7 @@ pub enum RestoreOutcome {
     Absent,
     /// Removed while it was read.
     Evicted,
-    /// Not started before the deadline.
+    /// Not read before the deadline, or refused since the device was too slow for the calls before.
     Late,
     /// The system could not read it.
     Error,
@@ -92,90 +80,35 @@ pub struct RestoreReport {
     pub bytes: u64,
 }
 
+impl RestoreReport {
+    /// For each page, whether it was restored.
+    pub fn flags(&self) -> Vec<bool> {
+        self.outcomes.iter().map(|&outcome| outcome == RestoreOutcome::Restored).collect()
+    }
+
+    fn pages(&self, outcome: RestoreOutcome) -> usize {
+        self.outcomes.iter().filter(|&&have| have == outcome).count()
+    }
+
+    /// Pages restored from the first one on, before the first that was not.
+    pub fn leading(&self) -> usize {
+        self.outcomes.iter().take_while(|&&outcome| outcome == RestoreOutcome::Restored).count()
+    }
+}
+
 /// How a restore is carried out.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct RestoreOptions {
-    /// Reads not started by then are not started at all.
+    /// Reads not started by then are not started at all; bounced ones that have not ended by then are left behind.
     pub deadline: Option<Instant>,
-}
-
-/// Stands for a panic where an error code is kept.
-const PANICKED: i32 = -1;
-
-/// A part of a page, to come from one object.
-struct Part {
-    page: usize,
-    pool: usize,
-    slot: u64,
-    location: Location,
-    unit_offset: u64,
-    form: Form,
-    seed: u64,
-    landing: Arc<Landing>,
-    /// 0 while nothing has failed, else the outcome; the first failure stays.
-    state: AtomicU8,
-    /// Blocks that have not come yet: a part is restored when each one has, not when nothing was heard of them.
-    blocks_left: AtomicU32,
-    /// Error code of the first failed transfer, 0 for none.
-    errno: std::sync::atomic::AtomicI32,
-}
-
-impl Part {
-    fn outcome(&self) -> RestoreOutcome {
-        match RestoreOutcome::ALL[usize::from(self.state.load(Ordering::Acquire))] {
-            RestoreOutcome::Restored if self.blocks_left.load(Ordering::Acquire) > 0 => RestoreOutcome::Error,
-            outcome => outcome,
-        }
-    }
-
-    /// Before the first try, and before the second.
-    fn start(&self) {
-        self.blocks_left
-            .store(self.landing.blocks.iter().map(Range::len).sum::<usize>() as u32, Ordering::Release);
-        self.state.store(0, Ordering::Release);
-    }
-
-    fn fail(&self, outcome: RestoreOutcome) {
-        let _ = self.state.compare_exchange(0, outcome as u8, Ordering::AcqRel, Ordering::Acquire);
-    }
-
-    fn fail_io(&self, error: &io::Error) {
-        let is_panic = error.get_ref().is_some_and(|source| source.is::<Panicked>());
-        let errno = if is_panic { PANICKED } else { error.raw_os_error().unwrap_or(0) };
-        self.errno.store(errno, Ordering::Relaxed);
-        self.fail(match error.kind() {
-            io::ErrorKind::TimedOut => RestoreOutcome::Late,
-            // The file is shorter than what was written to it.
-            io::ErrorKind::UnexpectedEof => RestoreOutcome::Damaged,
-            _ => RestoreOutcome::Error,
-        });
-    }
-
-    /// Whether trying again may help, or the object is to be given up.
-    fn has_failed(&self) -> bool {
-        matches!(self.outcome(), RestoreOutcome::Damaged | RestoreOutcome::Foreign | RestoreOutcome::Error)
-    }
-
-    /// Why the object should never be tried again; `None` when the fault was the machine's, not the object's.
-    fn quarantine_reason(&self) -> Option<Reason> {
-        match self.outcome() {
-            RestoreOutcome::Damaged => Some(Reason::Damaged),
-            RestoreOutcome::Foreign => Some(Reason::Foreign),
-            // Out of memory or descriptors (ENOMEM, ENFILE, EMFILE), or a fault of ours: the object may be whole.
-            RestoreOutcome::Error
-                if matches!(self.errno.load(Ordering::Relaxed), 12 | 23 | 24 | PANICKED) =>
-            {
-                None
-            }
-            RestoreOutcome::Error => Some(Reason::Unreadable),
-            _ => None,
-        }
-    }
+    /// Whether pages go through memory of the store, so that the call can leave reads behind that do not end.
+    pub bounce: Bounce,
 }
 
 impl View {
     /// Brings pages into host memory: page `i` of each pool to slot `memory[pool].slots[i]`, nothing where that is
-    /// -1. The call returns when nothing is in flight into the caller's memory.
+    /// -1. The call returns when nothing is in flight into the caller's memory: at its deadline if its pages bounce,
+    /// else when the device has completed what was begun by then.
     ///
     /// # Errors
     /// `Geometry` for memory that does not fit, `Closed`. A page that cannot be had is an outcome, not an error.
@@ -187,497 +120,46 @@ impl View {
     ) -> Result<RestoreReport> {
         self.inner.check_open()?;
         let memory = self.bind(memory, keys.len(), true)?;
-        self.refresh();
-        let is_asked_for = |page| memory.iter().any(|memory| memory.slots[page] >= 0);
-        let outcome =
-            |page| if is_asked_for(page) { RestoreOutcome::Restored } else { RestoreOutcome::Skipped };
-        let mut outcomes: Vec<RestoreOutcome> = (0..keys.len()).map(outcome).collect();
-        let mut parts = self.locate(keys, &memory, &mut outcomes)?;
-        self.fetch(&parts, keys, &memory, options);
-        if parts.iter().any(|part| part.outcome() == RestoreOutcome::Evicted) {
-            self.fetch_moved(&mut parts, keys, &memory, options)?;
-        }
-        let mut bytes = 0;
-        for part in &parts {
-            let outcome = &mut outcomes[part.page];
-            *outcome = (*outcome).max(part.outcome());
-        }
-        for part in parts.iter().filter(|part| outcomes[part.page] == RestoreOutcome::Restored) {
-            bytes += part.landing.bytes;
-        }
-        let last = outcomes.iter().rposition(|&outcome| outcome == RestoreOutcome::Restored);
+        let Some(call) = self.inner.device.begin(options.deadline) else {
+            return Ok(self.late(keys, &memory));
+        };
+        let (report, mut end) = if call.bounces(options.bounce) {
+            self.restore_bounced(keys, &memory, options.deadline)?
+        } else {
+            let reader = Reader {
+                inner: &self.inner,
+                state: &self.state,
+                pools: &self.pools,
+                engine: &*self.inner.engine,
+                deadline: options.deadline,
+            };
+            (reader.restore(keys, &memory)?, CallEnd::default())
+        };
+        let last = report.outcomes.iter().rposition(|&outcome| outcome == RestoreOutcome::Restored);
         self.state.touch(keys, last.map_or(0, |last| last + 1));
-        let report = RestoreReport { outcomes, bytes };
+        end.moved = report.pages(RestoreOutcome::Restored);
+        end.late = report.pages(RestoreOutcome::Late);
         self.count_restore(&report);
+        call.end(end);
         Ok(report)
     }
 
-    /// Reads parts, and tries again what failed.
-    fn fetch(&self, parts: &[Part], keys: &[PageKey], memory: &[BoundMemory<'_>], options: RestoreOptions) {
-        let all: Vec<&Part> = parts.iter().collect();
-        self.read(&all, keys, memory, options, Grouping::Neighbours);
-        self.look_again(&all, keys);
-        let failed: Vec<&Part> = parts.iter().filter(|part| part.has_failed()).collect();
-        if !failed.is_empty() {
-            // A read that failed may have been one for many pages: each is asked for by itself now.
-            self.read(&failed, keys, memory, options, Grouping::Single);
-            self.look_again(&failed, keys);
-            self.quarantine(&failed, keys);
-        }
-    }
-
-    /// Looks for another copy of pages that were removed while they were read: a compaction moved them, or one of
-    /// two copies went.
-    fn fetch_moved(
-        &self,
-        parts: &mut Vec<Part>,
-        keys: &[PageKey],
-        memory: &[BoundMemory<'_>],
-        options: RestoreOptions,
-    ) -> Result<()> {
-        let mut again = vec![RestoreOutcome::Skipped; keys.len()];
-        for part in parts.iter().filter(|part| part.outcome() == RestoreOutcome::Evicted) {
-            again[part.page] = RestoreOutcome::Restored;
-        }
-        let moved = self.locate(keys, memory, &mut again)?;
-        if moved.is_empty() {
-            return Ok(());
-        }
-        self.fetch(&moved, keys, memory, options);
-        parts.retain(|part| again[part.page] != RestoreOutcome::Restored);
-        parts.extend(moved);
-        Ok(())
-    }
-
-    /// Finds the objects that hold the pages; pages that cannot be had get their outcome.
-    fn locate(
-        &self,
-        keys: &[PageKey],
-        memory: &[BoundMemory<'_>],
-        outcomes: &mut [RestoreOutcome],
-    ) -> Result<Vec<Part>> {
-        let index = self.state.index();
-        let mut parts = Vec::new();
-        for (number, (pool, memory)) in self.pools.iter().zip(memory).enumerate() {
-            let coverage = pool.coverage(&index);
-            for (page, (key, &slot)) in keys.iter().zip(memory.slots).enumerate() {
-                let Ok(slot) = u64::try_from(slot) else { continue };
-                let found = coverage.find(&index, &short_key(key));
-                if found.is_empty() {
-                    outcomes[page] = RestoreOutcome::Absent;
-                }
-                for (found, tile) in found {
-                    let form = *index.form(found);
-                    parts.push(Part {
-                        page,
-                        pool: number,
-                        slot,
-                        location: index.location(found),
-                        unit_offset: index.unit_offset(found),
-                        form,
-                        seed: form.seed(&self.state.fingerprint, key),
-                        landing: pool.landing(&form, &tile, memory)?,
-                        state: AtomicU8::new(0),
-                        blocks_left: AtomicU32::new(0),
-                        errno: 0.into(),
-                    });
-                }
-            }
-        }
-        // A page that misses in one pool is missing: its other pools need not be read.
-        parts.retain(|part| outcomes[part.page] == RestoreOutcome::Restored);
-        // In the order of the disk, so that neighbours are read together.
-        parts
-            .sort_by_key(|part| (part.location.segment, part.location.entries_offset, part.location.ordinal));
-        Ok(parts)
-    }
-
-    /// Reads and verifies the parts.
-    fn read(
-        &self,
-        parts: &[&Part],
-        keys: &[PageKey],
-        memory: &[BoundMemory<'_>],
-        options: RestoreOptions,
-        grouping: Grouping,
-    ) {
-        parts.iter().for_each(|part| part.start());
-        let files = self.files(parts);
-        let entries = self.read_entries(parts, keys, &files, options);
-        let (mut chunks, mut reads) = (chunks(parts, &entries, grouping), Vec::new());
-        chunks.retain(|chunk| {
-            let (first, last) = (chunk.parts.start, chunk.parts.end - 1);
-            let (Some(file), Some(start), Some(end)) =
-                (&files[first], entries[first].get(), entries[last].get())
-            else {
-                return false;
-            };
-            let part = parts[first];
-            let start = start.payload_offset + stored_before(start, chunk.blocks.start);
-            let end = end.payload_offset + stored_before(end, chunk.blocks.end);
-            let into = part.landing.is_straight.then(|| {
-                let mut pieces = Vec::new();
-                for part in &parts[chunk.parts.clone()] {
-                    let raw = raw_range(&part.form, &chunk.blocks);
-                    part.landing.pieces(raw, part.slot, &memory[part.pool].regions, &mut pieces);
-                }
-                pieces
-            });
-            reads.push(Read {
-                file,
-                offset: part.unit_offset.saturating_add(start),
-                len: end.saturating_sub(start),
-                into,
-                through_cache: false,
-            });
-            true
-        });
-        self.inner.engine.read_batch(&reads, options.deadline, &|index, done| {
-            let chunk = &chunks[index];
-            match done {
-                Ok(scratch) => self.finish_chunk(parts, &entries, memory, chunk, scratch),
-                Err(error) => {
-                    parts[chunk.parts.clone()].iter().for_each(|part| self.note_error(part, &error))
-                }
-            }
-        });
-    }
-
-    /// The open segment of each part; parts whose segment does not open fail.
-    fn files(&self, parts: &[&Part]) -> Vec<Option<Arc<SegmentFile>>> {
-        let mut files: Vec<Option<Arc<SegmentFile>>> = Vec::with_capacity(parts.len());
-        for (index, part) in parts.iter().enumerate() {
-            if index > 0 && parts[index - 1].location.segment == part.location.segment {
-                let same = files[index - 1].clone();
-                if same.is_none() {
-                    part.errno.store(parts[index - 1].errno.load(Ordering::Relaxed), Ordering::Relaxed);
-                    part.fail(RestoreOutcome::Error);
-                }
-                files.push(same);
-                continue;
-            }
-            match self.inner.files.get(&self.state.fingerprint, part.location.segment) {
-                Ok(file) => files.push(Some(file)),
-                Err(error) => {
-                    self.note_error(part, &error);
-                    files.push(None);
-                }
-            }
-        }
-        files
-    }
-
-    /// Reads the directory entries: where exactly the bytes are, and their checksums. The full key decides here.
-    fn read_entries(
-        &self,
-        parts: &[&Part],
-        keys: &[PageKey],
-        files: &[Option<Arc<SegmentFile>>],
-        options: RestoreOptions,
-    ) -> Vec<OnceLock<Entry>> {
-        let entries: Vec<OnceLock<Entry>> = parts.iter().map(|_| OnceLock::new()).collect();
-        let mut groups: Vec<Range<usize>> = Vec::new();
-        for index in (0..parts.len()).filter(|&index| files[index].is_some()) {
-            match groups.last_mut() {
-                Some(group) if group.end == index && follows(parts[index - 1], parts[index]) => {
-                    group.end = index + 1
-                }
-                _ => groups.push(index..index + 1),
-            }
-        }
-        let mut reads = Vec::with_capacity(groups.len());
-        for group in &groups {
-            let part = parts[group.start];
-            let entry_bytes = Entry::encoded_bytes(&part.form);
-            let Some(file) = &files[group.start] else { continue };
-            reads.push(Read {
-                file,
-                offset: part.location.entries_offset + u64::from(part.location.ordinal) * entry_bytes,
-                len: group.len() as u64 * entry_bytes,
-                into: None,
-                through_cache: true,
-            });
-        }
-        self.inner.engine.read_batch(&reads, options.deadline, &|index, done| {
-            let group = groups[index].clone();
-            match done {
-                Ok(bytes) => {
-                    let entry_bytes = Entry::encoded_bytes(&parts[group.start].form) as usize;
-                    for (index, bytes) in group.zip(bytes.chunks(entry_bytes)) {
-                        let part = parts[index];
-                        match Entry::decode(&part.form, &self.state.fingerprint, bytes) {
-                            Ok(entry) if entry.key == keys[part.page] => {
-                                let _ = entries[index].set(entry); // each index is in one group
-                            }
-                            Ok(_) => part.fail(RestoreOutcome::Foreign),
-                            Err(_) => part.fail(RestoreOutcome::Damaged),
-                        }
-                    }
-                }
-                // One bad sector, or a file cut short, may spare some: take them one by one.
-                Err(error) if group.len() > 1 && error.kind() != io::ErrorKind::TimedOut => {
-                    self.read_entries_singly(parts, keys, files, &entries, group);
-                }
-                Err(error) => parts[group].iter().for_each(|part| self.note_error(part, &error)),
-            }
-        });
-        entries
-    }
-
-    fn read_entries_singly(
-        &self,
-        parts: &[&Part],
-        keys: &[PageKey],
-        files: &[Option<Arc<SegmentFile>>],
-        entries: &[OnceLock<Entry>],
-        group: Range<usize>,
-    ) {
-        for index in group {
-            let (part, Some(file)) = (parts[index], &files[index]) else { continue };
-            let entry_bytes = Entry::encoded_bytes(&part.form);
-            let mut bytes = vec![0; entry_bytes as usize];
-            let offset = part.location.entries_offset + u64::from(part.location.ordinal) * entry_bytes;
-            match self.inner.transfers.read_small(file.path(), file.buffered(), &mut bytes, offset) {
-                Ok(()) => match Entry::decode(&part.form, &self.state.fingerprint, &bytes) {
-                    Ok(entry) if entry.key == keys[part.page] => {
-                        let _ = entries[index].set(entry); // each index is in one group
-                    }
-                    Ok(_) => part.fail(RestoreOutcome::Foreign),
-                    Err(_) => part.fail(RestoreOutcome::Damaged),
-                },
-                Err(error) => self.note_error(part, &error),
-            }
-        }
-    }
-
-    /// Verifies what landed, and brings what came to the scratch buffer to its place.
-    fn finish_chunk(
-        &self,
-        parts: &[&Part],
-        entries: &[OnceLock<Entry>],
-        memory: &[BoundMemory<'_>],
-        chunk: &Chunk,
-        mut scratch: &[u8],
-    ) {
-        for index in chunk.parts.clone() {
-            let (part, Some(entry)) = (parts[index], entries[index].get()) else { continue };
-            let regions = &memory[part.pool].regions;
-            let done = if part.landing.is_straight {
-                self.verify_in_place(part, entry, chunk.blocks.clone(), regions)
-            } else {
-                self.unpack(part, entry, chunk.blocks.clone(), regions, &mut scratch)
-            };
-            if done {
-                part.blocks_left.fetch_sub(chunk.blocks.len() as u32, Ordering::AcqRel);
-            } else {
-                part.fail(RestoreOutcome::Damaged);
-            }
-        }
-    }
-
-    fn verify_in_place(
-        &self,
-        part: &Part,
-        entry: &Entry,
-        blocks: Range<u32>,
-        regions: &[&hicache_sys::Region],
-    ) -> bool {
-        if !self.inner.options.verify {
-            return true;
-        }
-        let mut pieces: Vec<Piece<'_>> = Vec::new();
-        blocks.into_iter().all(|block| {
-            pieces.clear();
-            part.landing.pieces(raw_range(&part.form, &(block..block + 1)), part.slot, regions, &mut pieces);
-            let found = pieces_checksum(part.seed, block, &pieces);
-            found.is_ok_and(|found| found == entry.blocks[block as usize].checksum)
-        })
-    }
-
-    fn unpack(
-        &self,
-        part: &Part,
-        entry: &Entry,
-        blocks: Range<u32>,
-        regions: &[&hicache_sys::Region],
-        scratch: &mut &[u8],
-    ) -> bool {
-        let mut raw = Vec::new();
-        let mut whole = true;
-        for block in blocks {
-            let stored = &entry.blocks[block as usize];
-            let Some((bytes, rest)) = scratch.split_at_checked(stored.stored_bytes as usize) else {
-                return false;
-            };
-            *scratch = rest;
-            if self.inner.options.verify && block_checksum(part.seed, block, bytes) != stored.checksum {
-                whole = false;
-                continue; // the next part's bytes follow all the same
-            }
-            let range = raw_range(&part.form, &(block..block + 1));
-            let raw_len = (range.end - range.start) as usize;
-            let bytes = if bytes.len() == raw_len {
-                bytes
-            } else {
-                raw.resize(raw_len, 0);
-                if !decode_block(part.form.codec, bytes, &mut raw) {
-                    whole = false;
-                    continue;
-                }
-                &raw
-            };
-            whole &= part.landing.scatter(range, bytes, part.slot, regions).is_ok();
-        }
-        whole
-    }
-
-    /// After reading: an object that was removed meanwhile may have given zeros, or another's bytes.
-    fn look_again(&self, parts: &[&Part], keys: &[PageKey]) {
-        self.refresh();
-        let index = self.state.index();
-        for part in parts {
-            let is_there = index.has_location(&short_key(&keys[part.page]), &part.location);
-            if !is_there {
-                part.state.store(RestoreOutcome::Evicted as u8, Ordering::Release);
-            }
-        }
-    }
-
-    /// Gives up objects that failed twice and are still there, for all processes.
-    fn quarantine(&self, parts: &[&Part], keys: &[PageKey]) {
-        let gone: Vec<Gone> = parts
-            .iter()
-            .filter_map(|part| {
-                let reason = part.quarantine_reason()?;
-                Some(Gone { location: part.location, key: short_key(&keys[part.page]), objects: 1, reason })
-            })
-            .collect();
-        if gone.is_empty() {
-            return;
-        }
-        self.state.apply_gone(&gone);
-        for part in parts.iter().filter(|part| part.errno.load(Ordering::Relaxed) == 2) {
-            // ENOENT: somebody took the file away by hand, and with it all its other pages.
-            self.state.forget_segment(part.location.segment);
-        }
-        self.inner.counters.add(Counter::Quarantined, gone.len() as u64);
-        for part in parts.iter().filter(|part| part.quarantine_reason().is_some()) {
-            self.inner.notices.push(Level::Warning, part.outcome().name(), || {
-                format!(
-                    "page {} of pool {} in {} at byte {}: {}; it is given up and counted as missing",
-                    keys[part.page],
-                    self.pools[part.pool].spec.pool.name(),
-                    part.location.segment,
-                    part.location.entries_offset,
-                    part.outcome().name()
-                )
-            });
-        }
-        if !self.inner.options.read_only {
-            for records in gone.chunks(1 << 16) {
-                // If it cannot be said now, the next process finds the same damage.
-                let _ = self.say(FrameKind::Quarantine, records.len() as u32, &encode_gone(records));
-            }
-        }
-    }
-
-    fn note_error(&self, part: &Part, error: &io::Error) {
-        part.fail_io(error);
-        if part.outcome() == RestoreOutcome::Error {
-            self.inner.notices.push(Level::Warning, "read-error", || {
-                format!("cannot read {}: {error}", part.location.segment)
-            });
-        }
+    /// The answer of a call that is refused.
+    fn late(&self, keys: &[PageKey], memory: &[BoundMemory<'_>]) -> RestoreReport {
+        let outcomes = asked_for(keys.len(), memory, RestoreOutcome::Late);
+        let report = RestoreReport { outcomes, bytes: 0 };
+        self.count_restore(&report);
+        report
     }
 
     fn count_restore(&self, report: &RestoreReport) {
         let counters = &self.inner.counters;
         for outcome in RestoreOutcome::ALL {
-            let pages = report.outcomes.iter().filter(|&&have| have == outcome).count();
             if let Some(counter) = outcome.counter() {
-                counters.add(counter, pages as u64);
+                counters.add(counter, report.pages(outcome) as u64);
             }
         }
         counters.add(Counter::RestoreBytes, report.bytes);
         self.inner.leave_counters(false);
     }
-}
-
-/// How many pages one request reads.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Grouping {
-    /// As many as lie behind each other.
-    Neighbours,
-    /// One.
-    Single,
-}
-
-/// Neighbouring parts read with one request: of all of them the blocks `blocks`.
-struct Chunk {
-    parts: Range<usize>,
-    blocks: Range<u32>,
-}
-
-/// Cuts the parts whose entries are known into chunks.
-fn chunks(parts: &[&Part], entries: &[OnceLock<Entry>], grouping: Grouping) -> Vec<Chunk> {
-    let mut chunks = Vec::new();
-    let mut first = 0;
-    while first < parts.len() {
-        let mut end = first + 1;
-        if entries[first].get().is_none() {
-            first = end;
-            continue;
-        }
-        while grouping == Grouping::Neighbours && end < parts.len() && continues(parts, entries, end) {
-            end += 1;
-        }
-        let (form, blocks) = (&parts[first].form, &parts[first].landing.blocks);
-        let block_bytes = u64::from(form.block_bytes);
-        for range in blocks {
-            let bytes = raw_range(form, range);
-            let is_whole = bytes == (0..form.page_bytes);
-            // Pages of which only some blocks are wanted do not follow each other on disk.
-            let step = if is_whole { end - first } else { 1 };
-            let groups = (first..end).step_by(step).map(|from| from..from + step);
-            for group in groups {
-                chunks.extend(cut(form, group.len(), bytes.clone()).into_iter().map(|(pages, bytes)| {
-                    Chunk {
-                        parts: group.start + pages.start..group.start + pages.end,
-                        blocks: (bytes.start / block_bytes) as u32..bytes.end.div_ceil(block_bytes) as u32,
-                    }
-                }));
-            }
-        }
-        first = end;
-    }
-    chunks
-}
-
-/// Whether part `index` lies right behind the one before it and lands the same way.
-fn continues(parts: &[&Part], entries: &[OnceLock<Entry>], index: usize) -> bool {
-    let (before, part) = (parts[index - 1], parts[index]);
-    let (Some(entry_before), Some(entry)) = (entries[index - 1].get(), entries[index].get()) else {
-        return false;
-    };
-    follows(before, part)
-        && Arc::ptr_eq(&before.landing, &part.landing)
-        && entry.payload_offset == entry_before.payload_offset.saturating_add(entry_before.stored_bytes())
-}
-
-/// Whether `part` is the next page of the same run as `before`.
-fn follows(before: &Part, part: &Part) -> bool {
-    before.location.segment == part.location.segment
-        && before.location.entries_offset == part.location.entries_offset
-        && before.location.ordinal + 1 == part.location.ordinal
-}
-
-/// Stored bytes of a page before block `block`.
-fn stored_before(entry: &Entry, block: u32) -> u64 {
-    entry.blocks[..block as usize].iter().map(|block| u64::from(block.stored_bytes)).sum()
-}
-
-/// Raw bytes of some blocks of a page.
-fn raw_range(form: &Form, blocks: &Range<u32>) -> Range<u64> {
-    let block_bytes = u64::from(form.block_bytes);
-    u64::from(blocks.start) * block_bytes..(u64::from(blocks.end) * block_bytes).min(form.page_bytes)
 }

@@ -41,6 +41,8 @@ pub(crate) enum Refused {
     Busy,
     /// The file system has no room for it, in these words.
     NoSpace(String),
+    /// The deadline passed before there was any.
+    Late,
     /// The system said no.
     Io(io::Error),
 }
@@ -68,7 +70,7 @@ impl Refused {
         match self {
             Refused::Floor | Refused::NoSpace(_) => true,
             Refused::Io(error) => is_no_space(error),
-            Refused::Capacity(_) | Refused::Busy => false,
+            Refused::Capacity(_) | Refused::Busy | Refused::Late => false,
         }
     }
 }
@@ -86,6 +88,7 @@ impl From<Refused> for io::Error {
             Refused::Io(error) => error,
             Refused::Capacity(bytes) => full(format!("the root's capacity of {bytes} bytes is used up")),
             Refused::NoSpace(message) => io::Error::new(io::ErrorKind::StorageFull, message),
+            Refused::Late => crate::store::io::late(),
             Refused::Floor => full("the file system's free space is at the floor that is kept".into()),
             Refused::Busy => {
                 io::Error::new(io::ErrorKind::WouldBlock, "other processes held the budget for too long")
@@ -99,9 +102,9 @@ pub(crate) fn is_no_space(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(28 | EDQUOT | 27))
 }
 
-/// Takes room for `bytes` on disk, evicting where there is none.
-pub(crate) fn take(inner: &Inner, bytes: u64) -> Result<Room<'_>, Refused> {
-    let deadline = Instant::now() + PATIENCE;
+/// Takes room for `bytes` on disk, evicting where there is none, until the deadline.
+pub(crate) fn take(inner: &Inner, bytes: u64, deadline: Option<Instant>) -> Result<Room<'_>, Refused> {
+    let patience = Instant::now() + PATIENCE;
     for last in (0..MOST_ROUNDS).map(|round| round + 1 == MOST_ROUNDS) {
         let (short_by, refused) = match inner.budget.take(bytes) {
             Ok(room) => return Ok(room),
@@ -111,7 +114,11 @@ pub(crate) fn take(inner: &Inner, bytes: u64) -> Result<Room<'_>, Refused> {
             Err(NoRoom::Busy) => return Err(Refused::Busy),
             Err(NoRoom::Io(error)) => return Err(Refused::Io(error)),
         };
-        if last || !evict(inner, short_by, deadline)? {
+        // What is evicted by then is for the next one.
+        if inner.device.clock.is_past(deadline) {
+            return Err(Refused::Late);
+        }
+        if last || !evict(inner, short_by, patience)? {
             return Err(refused);
         }
     }

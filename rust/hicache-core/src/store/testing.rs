@@ -13,7 +13,7 @@ use crate::store::io::Transfers;
 
 /// Transfers without faults.
 pub fn transfers() -> Transfers {
-    Transfers::new(false, Default::default(), Default::default(), &Default::default())
+    Transfers::plain()
 }
 
 /// Finishes dead processes in the name of an open store; `between` is told of each step.

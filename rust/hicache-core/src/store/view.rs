@@ -1,12 +1,13 @@
 //! A view: the pools and tiles that one rank of one deployment stores and asks for.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
 
 use hicache_sys::Region;
 
 use crate::format::form::{BLOCK_BYTES, Codec, Form, MAX_PAGE_BYTES};
-use crate::format::frame::{FrameKind, short_key};
+use crate::format::frame::short_key;
 use crate::key::PageKey;
 use crate::layout::{Layout, LayoutName};
 use crate::namespace::{Fingerprint, Namespace};
@@ -14,12 +15,15 @@ use crate::pool::{HitPolicy, Pool};
 use crate::store::coverage::Coverage;
 use crate::store::index::{Index, Interest};
 use crate::store::landing::Landing;
-use crate::store::lookups::Lookups;
 use crate::store::namespace_state::NamespaceState;
 use crate::store::notices::Level;
 use crate::store::{Handle, Inner};
 use crate::tile::Tile;
 use crate::{Error, Result};
+
+/// How long a look-up waits for another thread that reads the journals: one that hangs in the device must not hold
+/// all others, and what is not known is a miss.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// One pool of a view.
 #[derive(Debug, Clone)]
@@ -65,10 +69,8 @@ pub struct View {
     pub(crate) inner: Arc<Inner>,
     _handle: Arc<Handle>,
     pub(crate) state: Arc<NamespaceState>,
-    pub(crate) pools: Vec<PoolState>,
+    pub(crate) pools: Arc<[PoolState]>,
     pub(crate) zstd_level: i32,
-    /// What came before the first missing page of late look-ups.
-    pub(crate) lookups: Mutex<Lookups>,
 }
 
 pub(crate) struct PoolState {
@@ -78,17 +80,23 @@ pub(crate) struct PoolState {
     pub(crate) form: Form,
     coverage: Mutex<Option<Arc<Coverage>>>,
     hosts: Mutex<HashMap<(u64, bool), Arc<Layout>>>,
+    staging: OnceLock<Arc<Layout>>,
     landings: Mutex<HashMap<LandingKey, Arc<Landing>>>,
 }
 
-/// Form, wanted part, slots, and whether each component has a buffer of its own.
-type LandingKey = (Form, Tile, u64, bool);
+/// Form, wanted part, slots, whether each component has a buffer of its own, and whether the memory is the store's.
+type LandingKey = (Form, Tile, u64, bool, bool);
+
+/// Pages that memory of the store may hold for one request; what it has is for the request to say.
+const STAGING_SLOTS: u64 = 1 << 24;
 
 /// Host memory of one pool, checked against the view.
 pub(crate) struct BoundMemory<'a> {
     pub(crate) regions: Vec<&'a Region>,
     pub(crate) slots: &'a [i64],
     pub(crate) host: Arc<Layout>,
+    /// Memory of the store, laid out as [`PoolState::staging`] says.
+    pub(crate) is_staging: bool,
 }
 
 impl View {
@@ -108,7 +116,7 @@ impl View {
         let pools = pools
             .into_iter()
             .map(|pool| PoolState::new(pool, namespace.page_size(), options.zstd_level.is_some()))
-            .collect::<Result<Vec<_>>>()?;
+            .collect::<Result<Arc<[_]>>>()?;
         for (index, pool) in pools.iter().enumerate() {
             if pools[..index].iter().any(|earlier| earlier.spec.pool.name() == pool.spec.pool.name()) {
                 return Err(Error::config(format!("pool {:?} is named twice", pool.spec.pool.name())));
@@ -122,14 +130,8 @@ impl View {
         let interests: Vec<Interest> =
             pools.iter().map(|pool| Interest { pool: pool.fingerprint, tile: pool.spec.tile }).collect();
         state.add_interests(&interests, &inner.counters, &inner.notices);
-        let view = View {
-            inner,
-            _handle: handle,
-            state,
-            pools,
-            zstd_level: options.zstd_level.unwrap_or_default(),
-            lookups: Mutex::default(),
-        };
+        let view =
+            View { inner, _handle: handle, state, pools, zstd_level: options.zstd_level.unwrap_or_default() };
         view.say_hello();
         Ok(view)
     }
@@ -187,9 +189,9 @@ impl View {
         self.state.index().len()
     }
 
-    /// Takes in what other processes said. The other calls do it themselves.
+    /// Takes in what other processes said, unless another thread is at it for long. The other calls do it themselves.
     pub fn refresh(&self) {
-        self.state.refresh(&self.inner.counters);
+        self.state.refresh_within(&self.inner.counters, Some(PATIENCE));
     }
 
     /// Forgets everything stored in the namespace up to now, for all processes, and deletes what no live process
@@ -199,10 +201,6 @@ impl View {
     /// `Closed`, `Unsupported` on a read-only store, `Io`.
     pub fn clear(&self) -> Result<usize> {
         crate::store::clear::clear(&self.inner, &self.state)
-    }
-
-    pub(crate) fn say(&self, kind: FrameKind, records: u32, body: &[u8]) -> std::io::Result<()> {
-        self.inner.say(kind, self.state.fingerprint, records, body)
     }
 
     /// Checks the memory of each pool against `pages` keys.
@@ -222,7 +220,7 @@ impl View {
         }
         memory
             .into_iter()
-            .zip(&self.pools)
+            .zip(&*self.pools)
             .map(|(memory, pool)| pool.bind(memory, pages, writes_memory))
             .collect()
     }
@@ -270,6 +268,7 @@ impl PoolState {
             form,
             coverage: Mutex::default(),
             hosts: Mutex::default(),
+            staging: OnceLock::new(),
             landings: Mutex::default(),
         })
     }
@@ -293,7 +292,7 @@ impl PoolState {
         piece: &Tile,
         memory: &BoundMemory<'_>,
     ) -> Result<Arc<Landing>> {
-        let key = (*form, *piece, memory.host.slots, memory.regions.len() > 1);
+        let key = (*form, *piece, memory.host.slots, memory.regions.len() > 1, memory.is_staging);
         if let Some(landing) = lock(&self.landings).get(&key) {
             return Ok(Arc::clone(landing));
         }
@@ -348,7 +347,7 @@ impl PoolState {
             }
             taken[word] |= bit;
         }
-        Ok(BoundMemory { regions: memory.regions, slots: memory.slots, host })
+        Ok(BoundMemory { regions: memory.regions, slots: memory.slots, host, is_staging: false })
     }
 
     /// Layout of the host memory: as many slots as fit in exactly.
@@ -376,6 +375,21 @@ impl PoolState {
         let host = Arc::new(host);
         lock(&self.hosts).insert((slots, split), Arc::clone(&host));
         Ok(host)
+    }
+
+    /// Layout of the store's own memory: pages one after the other, each like an object that is stored as it is.
+    pub(crate) fn staging(&self) -> Result<Arc<Layout>> {
+        if let Some(staging) = self.staging.get() {
+            return Ok(Arc::clone(staging));
+        }
+        let (spec, page_bytes) = (&self.spec, self.form.page_bytes);
+        let layout = Layout::packed(spec.layout, &spec.pool, &spec.tile, STAGING_SLOTS, 0, page_bytes)?;
+        Ok(Arc::clone(self.staging.get_or_init(|| Arc::new(layout))))
+    }
+
+    /// How a page of the store's own memory lies in the caller's.
+    pub(crate) fn staging_landing(&self, memory: &BoundMemory<'_>) -> Result<Arc<Landing>> {
+        self.landing(&Form { codec: Codec::None, ..self.form }, &self.spec.tile, memory)
     }
 
     /// Why a page of this pool cannot be had, in words.
