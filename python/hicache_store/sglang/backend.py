@@ -19,8 +19,8 @@ from typing import Any, Final
 import torch
 
 from hicache_store import Store
+from hicache_store._hicache_store import _sglang_options
 from hicache_store.sglang import versions
-from hicache_store.sglang._options import parse
 from hicache_store.sglang.guard import Trouble, all_false, all_none, count, never_raises, no_transfer
 from hicache_store.sglang.identity import namespace
 from hicache_store.sglang.lookups import find, leading
@@ -58,7 +58,7 @@ class HiCacheStoreBackend(HiCacheStorage):  # type: ignore[misc]
             HiCacheStoreError: The root cannot be opened.
         """
         self.registered_pools: dict[Any, Any] = {}
-        self._options = parse(json.dumps(storage_config.extra_config or {}, default=str))
+        self._options = _sglang_options(json.dumps(storage_config.extra_config or {}, default=str))
         self._topology = Topology.of(storage_config, self._options["cp_kind"])
         self._counters = Counters()
         self._trouble = Trouble(self._counters)

@@ -268,6 +268,25 @@ def test_a_sidecar_that_cannot_be_stored_is_a_miss(rank, pool, keys, slots, capl
     assert backend.stats()["counters"]["lookups_limited/draft"] == 1
 
 
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"capcity": "1GiB"}, "capacity"),
+        ({"deadline": 20}, "deadline"),
+        ({"bounce": "maybe"}, "bounce"),
+        ({"path": None}, "path"),
+    ],
+)
+def test_bad_options_stop_the_engine(rank, options, named):
+    with pytest.raises(ConfigError, match=named):
+        rank(None, extra=options)
+
+
+def test_what_the_engine_reads_itself_is_passed_over(rank, pool):
+    loader = {"backend_name": "b", "module_path": "m", "class_name": "c", "allocator": "shm"}
+    rank(pool, extra=loader | {"prefetch_threshold": 1, "hicache_storage_pass_prefix_keys": True})
+
+
 def test_context_parallel_ranks_must_be_told_apart(rank, pool):
     with pytest.raises(ConfigError, match="cp_kind"):
         rank(pool, attn_cp_size=2)
