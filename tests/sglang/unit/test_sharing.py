@@ -274,6 +274,22 @@ def test_states_belong_to_their_rank(rank, put, take, keys, slots):
     assert pools.pages_of(blank, slots) == pools.pages_of(state, slots)
 
 
+@pytest.mark.parametrize(
+    ("family", "name"), [("indexer", PoolName.INDEXER), ("v4_paged", PoolName.DEEPSEEK_V4_C4)]
+)
+def test_page_rows_are_shared_where_ranks_hold_the_same(rank, put, take, keys, slots, family, name):
+    side = pools.fill(pools.build(family, "page_first"), 11)
+    for replicated, came in ((False, 0), (True, 6)):
+        anchor = pools.build("mla", "page_first")
+        facts = {"is_mla_model": replicated, "tp_size": 2}
+        assert put(rank(anchor, {name: side}, tp_rank=0, **facts), name, side, keys, slots)
+        blank = pools.paint(pools.build(family, "page_first"))
+        other = rank(anchor, {name: blank}, tp_rank=1, **facts)
+        assert take(other, name, blank, keys, slots) == came
+        assert bool(other.stats()["pools"][str(name)]["bound"]) is not replicated
+    assert pools.pages_of(blank, slots) == pools.pages_of(side, slots)
+
+
 def test_a_draft_with_heads_beside_latent_rows_is_a_counted_miss(rank, put, keys, slots):
     """The engine writes such a draft on rank 0 only, and each rank needs its own heads."""
     anchor, draft = pools.fill(pools.build("mla", "page_first"), 8), pools.build("mha", "page_first")
