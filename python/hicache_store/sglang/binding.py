@@ -21,7 +21,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
@@ -115,6 +115,8 @@ class _Held:
     flat_dtype: torch.dtype | None = None
     is_state: bool = False
     """Whether tensor-parallel ranks hold different parts of it, whatever the model."""
+    is_latent: bool = False
+    """Whether tensor-parallel ranks hold the same, whatever the model."""
     staged: list[torch.Tensor] = field(default_factory=list)
     """Buffers `[P, bytes]` of which a page is put together."""
     tokens: tuple[int, int, int] | None = None
@@ -211,9 +213,7 @@ def _place(
             bound.append(_why_no_heads(name, topology, facts))
         else:
             scope.append(f"{total_heads} heads")
-    elif topology.tp_scope is not None and (
-        held.is_state or not (topology.replicated or held.kind == "latent")
-    ):
+    elif topology.tp_scope is not None and (held.is_state or not (topology.replicated or held.is_latent)):
         scope.append(topology.tp_scope)
         bound.append(f"{topology.tp_scope}: nothing tells how the rows of pool {name!r} are dealt to ranks")
     return layers, heads, scope, bound
@@ -322,6 +322,7 @@ def _mla(name: str, host_pool: Any, facts: EngineFacts) -> _Held:
         target_layers=int(host_pool.target_layer_num),
         formats=(*_packed_drafts(host_pool), *formats),
         flat_dtype=host_pool.dtype,
+        is_latent=True,
         tokens=tokens,
         has_stage=name == KV,
     )
@@ -339,7 +340,7 @@ def _split_mla(name: str, host_pool: Any) -> _Held:
         )
     pages = int(host_pool.page_num)
     formats = ("page_first_kv_split", *_packed_drafts(host_pool))
-    return _whole_pages(_KINDS.get(name, "latent"), buffers, pages, formats)
+    return replace(_whole_pages(_KINDS.get(name, "latent"), buffers, pages, formats), is_latent=True)
 
 
 def _keys(name: str, host_pool: Any, facts: EngineFacts) -> _Held:
