@@ -8,11 +8,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 from harness import backends, pools
-from sglang.srt.mem_cache.device_pool_info import MambaStateBufferInfo, MLABufferInfo, MLASplitBuffers
+from sglang.srt.mem_cache.device_pool_info import (
+    MambaStateBufferInfo,
+    MLABufferInfo,
+    MLASplitBuffers,
+    PageRowBufferInfo,
+)
 from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.pool_host.base import host_memory_budget_scope
 from sglang.srt.mem_cache.pool_host.mamba import MambaPoolHost
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKOnlyPoolHost
+from sglang.srt.mem_cache.pool_host.minimax_m3_nvfp4 import MiniMaxM3Nvfp4MainKVPoolHost
 from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
 
 CASES = [(family, layout) for family, (_, layouts) in pools.FAMILIES.items() for layout in layouts]
@@ -156,10 +162,31 @@ def split_latents(anchor):
         )
 
 
+def nvfp4(layout):
+    """An anchor of page rows that hold everything of a page, heads of this rank included (MiniMax)."""
+    slab = torch.zeros(2, pools.PAGES, 80, dtype=torch.uint8)
+    info = PageRowBufferInfo(
+        slab=slab, rows=tuple(slab), row_bytes=80, page_size=pools.PAGE, num_pages=pools.PAGES
+    )
+    with host_memory_budget_scope(1 << 30):
+        return MiniMaxM3Nvfp4MainKVPoolHost(
+            info,
+            host_to_device_ratio=1.0,
+            host_size=0,
+            page_size=pools.PAGE,
+            layout=layout,
+            device_capacity_tokens=pools.TOKENS,
+            start_layer=0,
+            end_layer=2,
+        )
+
+
 def buffers(pool):
     """Tensors `[pages, ...]` that a page of these pools is put together from."""
     if isinstance(pool, MambaPoolHost):
         held = pool.kv_buffer
+    elif isinstance(pool, MiniMaxM3Nvfp4MainKVPoolHost):
+        held = [pool.kv_buffer.transpose(0, 1) if pool.layout == "layer_first" else pool.kv_buffer]
     elif isinstance(pool, MHATokenToKOnlyPoolHost):
         held = [pool.k_buffer.transpose(0, 1) if pool.layout == "layer_first" else pool.k_buffer]
         if pool.layout != "page_first_direct":
@@ -204,6 +231,18 @@ def test_more_families(rank, put, take, keys, slots, others, case):
     assert pages_of(blank, others) == pages_of(written, slots)
     rest = [slot for slot in range(pools.PAGES) if slot not in others]
     assert pages_of(blank, rest) == [before[slot] for slot in rest]
+
+
+@pytest.mark.parametrize("layout", pools.ALL_LAYOUTS)
+def test_an_anchor_of_page_rows(rank, keys, slots, others, layout):
+    written, blank = fill(nvfp4(layout), 1), fill(nvfp4("page_first"), 2)
+    assert rank(written, tp_rank=0, tp_size=2).batch_set_v1(keys, pools.indices(written, slots)) == [True] * 6
+    reader = rank(blank, tp_rank=0, tp_size=2)
+    assert reader.batch_get_v1(keys, pools.indices(blank, others)) == [True] * 6
+    assert pages_of(blank, others) == pages_of(written, slots)
+    # Its heads are in the rows, and nothing tells which.
+    assert rank(blank, tp_rank=1, tp_size=2).batch_exists(keys) == 0
+    assert rank(blank).batch_exists(keys) == 0
 
 
 @pytest.mark.parametrize("layout", pools.ALL_LAYOUTS)
