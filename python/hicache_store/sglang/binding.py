@@ -340,7 +340,8 @@ def _split_mla(name: str, host_pool: Any) -> _Held:
         )
     pages = int(host_pool.page_num)
     formats = ("page_first_kv_split", *_packed_drafts(host_pool))
-    return replace(_whole_pages(_KINDS.get(name, "latent"), buffers, pages, formats), is_latent=True)
+    whole = _whole_pages(_KINDS.get(name, "latent"), buffers, pages, formats)
+    return replace(whole, is_latent=True, flat_dtype=None)
 
 
 def _keys(name: str, host_pool: Any, facts: EngineFacts) -> _Held:

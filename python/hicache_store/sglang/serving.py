@@ -132,7 +132,7 @@ class Serving:
     def _namespace(self, anchor: Binding) -> Namespace:
         if anchor.body is not None and anchor.body.flat_dtype is None and not self._options["interface_v1"]:
             raise UnsupportedError(
-                "the engine's older interface cannot carry pages whose K and V rows differ in width: add "
+                "the engine makes no flat pages of this pool, which its older interface would need: add "
                 '"interface_v1": true to --hicache-storage-backend-extra-config'
             )
         known = self.state.namespace

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from harness import backends, pools
+from hicache_store import UnsupportedError
 from sglang.srt.mem_cache.device_pool_info import (
     MambaStateBufferInfo,
     MLABufferInfo,
@@ -231,6 +232,19 @@ def test_more_families(rank, put, take, keys, slots, others, case):
     assert pages_of(blank, others) == pages_of(written, slots)
     rest = [slot for slot in range(pools.PAGES) if slot not in others]
     assert pages_of(blank, rest) == [before[slot] for slot in rest]
+
+
+def test_an_anchor_of_split_latents(rank, keys, slots, others):
+    """The engine makes no flat pages of it; all tensor-parallel ranks hold the same."""
+    shape = pools.build("mla", "page_first")
+    written, blank = fill(split_latents(shape), 1), fill(split_latents(shape), 2)
+    with pytest.raises(UnsupportedError, match="interface_v1"):
+        rank(written, extra={"interface_v1": None})
+    facts = {"is_mla_model": True, "tp_size": 2}
+    assert rank(written, tp_rank=0, **facts).batch_set_v1(keys, pools.indices(written, slots)) == [True] * 6
+    reader = rank(blank, tp_rank=1, **facts)
+    assert reader.batch_get_v1(keys, pools.indices(blank, others)) == [True] * 6
+    assert pages_of(blank, others) == pages_of(written, slots)
 
 
 @pytest.mark.parametrize("layout", pools.ALL_LAYOUTS)
