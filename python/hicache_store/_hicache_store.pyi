@@ -606,8 +606,8 @@ class BackupReport:
         """What became of each page.
 
         "stored": published. "present": there already. "skipped": no slot given. "refused": no room. "late":
-        not published before the deadline, or the device was too slow for the calls before. "error": the system
-        could not write it.
+        not published before the deadline, or the device was too slow for the calls before. "error": the
+        system could not write it.
         """
 
     @property
@@ -648,8 +648,8 @@ class RestoreReport:
 
         "restored": exact. "skipped": no slot given. "absent": not stored in a pool asked for. "evicted":
         removed while it was read. "late": not read before the deadline, or the device was too slow for the
-        calls before. "error": the system could not read it. "foreign": its place held another page. "damaged":
-        its bytes did not verify. The memory is defined for "restored" pages only.
+        calls before. "error": the system could not read it. "foreign": its place held another page.
+        "damaged": its bytes did not verify. The memory is defined for "restored" pages only.
         """
 
     @property
@@ -746,8 +746,8 @@ class View:
         """Restores pages, each one exact or reported missing.
 
         The memory is not touched any more when the call returns. Without bouncing, a call ends when the
-        device has completed what was begun in time; one that the device does not complete keeps it for as long
-        as that takes.
+        device has completed what was begun in time; one that the device does not complete keeps it for as
+        long as that takes.
 
         Args:
             keys: One key for each page, as for `backup`; in any order.

@@ -151,7 +151,7 @@ def test_stats_say_how_the_device_does(store, view):
         assert counters[name] == 0
 
 
-# Restores a chain of which one read is held, lets it go when the call has returned, and says what was in memory.
+# Restores a chain of which one read is held, lets it go after the call, and says what was in the memory.
 HOLDING = """
 import sys, time
 from pathlib import Path
