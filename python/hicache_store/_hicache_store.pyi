@@ -605,9 +605,9 @@ class BackupReport:
     def outcomes(self) -> list[str]:
         """What became of each page.
 
-        "stored": published. "present": there already. "skipped": no slot given. "refused": no room. "late": not
-        published before the deadline, or the device was too slow for the calls before. "error": the system could
-        not write it.
+        "stored": published. "present": there already. "skipped": no slot given. "refused": no room. "late":
+        not published before the deadline, or the device was too slow for the calls before. "error": the
+        system could not write it.
         """
 
     @property
@@ -647,9 +647,9 @@ class RestoreReport:
         """What became of each page.
 
         "restored": exact. "skipped": no slot given. "absent": not stored in a pool asked for. "evicted":
-        removed while it was read. "late": not read before the deadline, or the device was too slow for the calls
-        before. "error": the system could not read it. "foreign": its place held another page. "damaged": its
-        bytes did not verify. The memory is defined for "restored" pages only.
+        removed while it was read. "late": not read before the deadline, or the device was too slow for the
+        calls before. "error": the system could not read it. "foreign": its place held another page.
+        "damaged": its bytes did not verify. The memory is defined for "restored" pages only.
         """
 
     @property
@@ -707,13 +707,13 @@ class View:
             parent: Key of the page before the first one, where it is known.
             depth: Pages before the first one, where it is known; 0 starts a sequence.
             timeout: Seconds; what was not published by then is "late". None waits as long as it takes.
-            bounce: As for `restore`; bounced pages are copied before they are written. A bounced page that was
-                on the point of being published at the end of its time may appear later all the same.
+            bounce: As for `restore`; bounced pages are copied before they are written. A bounced page that
+                was on the point of being published at the end of its time may appear later all the same.
 
         Raises:
             GeometryError: Sizes or slots do not fit, or the memory is not contiguous.
-            ConfigError: A key is no digest or stands twice, a pool is missing or unknown, the timeout is not a
-                number, or `bounce` is unknown.
+            ConfigError: A key is no digest or stands twice, a pool is missing or unknown, the timeout is not
+                a number, or `bounce` is unknown.
             UnsupportedError: The store is open for reading only.
             StoreClosedError: The store is closed.
         """
@@ -745,9 +745,9 @@ class View:
     ) -> RestoreReport:
         """Restores pages, each one exact or reported missing.
 
-        The memory is not touched any more when the call returns. Without bouncing, a call ends when the device
-        has completed what was begun in time; one that the device does not complete keeps it for as long as
-        that takes.
+        The memory is not touched any more when the call returns. Without bouncing, a call ends when the
+        device has completed what was begun in time; one that the device does not complete keeps it for as
+        long as that takes.
 
         Args:
             keys: One key for each page, as for `backup`; in any order.
@@ -882,13 +882,13 @@ class Store:
 
         Returns:
             `path` (str), `capacity_bytes` and `used_bytes` of the root (int), `io` in words (str), `process`,
-            the identity of this process in the root (str), `device` (see below), and `counters`, a dict of this
-            process's totals by name.
+            the identity of this process in the root (str), `device` (see below), and `counters`, a dict of
+            this process's totals by name.
 
             `device` is a dict: `slow` (bool, for the timeout of the latest call that had one),
-            `p99_read_seconds` and `p99_write_seconds` of recent transfers (float), `breaker` ("closed", "open"
-            or "half-open"), `abandoned_requests` that the device has not completed, and `bounce_bytes` of the
-            store's own memory in use (int).
+            `p99_read_seconds` and `p99_write_seconds` of recent transfers (float), `breaker` ("closed",
+            "open" or "half-open"), `abandoned_requests` that the device has not completed, and `bounce_bytes`
+            of the store's own memory in use (int).
         """
 
     def prune(self, size: int | str) -> int:

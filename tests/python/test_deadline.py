@@ -151,7 +151,7 @@ def test_stats_say_how_the_device_does(store, view):
         assert counters[name] == 0
 
 
-# Restores a chain of which one read is held, lets it go when the call has returned, and says what was in the memory.
+# Restores a chain of which one read is held, lets it go after the call, and says what was in the memory.
 HOLDING = """
 import sys, time
 from pathlib import Path
@@ -187,7 +187,5 @@ def test_a_read_that_hangs_is_left_behind_by_the_store_as_it_is_shipped(tmp_path
         "SLOW_READ_MIN_BYTES": str(PAGE_BYTES),
     }
     command = [sys.executable, "-c", HOLDING, str(store.path), str(control)]
-    done = subprocess.run(
-        command, env=environment, cwd=HERE, check=True, stdout=subprocess.PIPE, text=True
-    )
+    done = subprocess.run(command, env=environment, cwd=HERE, check=True, stdout=subprocess.PIPE, text=True)
     assert done.stdout.split() == ["True", str(PAGES), "True"]
