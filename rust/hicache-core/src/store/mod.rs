@@ -403,6 +403,10 @@ impl Inner {
             return Err(std::io::Error::other("the store is closed"));
         }
         if state.journal.is_none() {
+            // A call that is under way while the store closes must not bring the process back to life.
+            if self.closed.load(Ordering::Acquire) {
+                return Err(std::io::Error::other("the store is closed"));
+            }
             let started = Journal::create(&self.paths, self.process);
             // The code is kept, so that a disk without room for a journal counts as full.
             state.journal = Some(started.map_err(|error| match error.errno() {
