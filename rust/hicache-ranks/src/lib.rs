@@ -13,6 +13,7 @@
 
 pub mod ack;
 pub mod ask;
+pub mod audit;
 pub mod chain;
 pub mod classed_pool;
 pub mod digest;
