@@ -27,6 +27,8 @@ pub mod prefetch;
 pub mod restore;
 pub mod rules;
 pub mod scratch;
+#[cfg(any(test, feature = "simulator"))]
+pub mod sim;
 pub mod topology;
 pub mod vote;
 pub mod watch;

@@ -227,6 +227,11 @@ impl Prefetch {
         self
     }
 
+    /// The operation's number.
+    pub fn operation(&self) -> u64 {
+        self.operation
+    }
+
     /// Pages asked for.
     pub fn span(&self) -> u32 {
         self.span

@@ -156,6 +156,11 @@ impl HitVote {
         self
     }
 
+    /// The request's number.
+    pub fn number(&self) -> u64 {
+        self.operation.number
+    }
+
     /// The reduction to carry out.
     pub fn ask(&self) -> Ask {
         let op = self.op();
@@ -202,16 +207,19 @@ impl HitVote {
             let message = format!("{}: ranks vote on different requests", self.operation);
             return Err(RankError::new(RankErrorKind::Disagreement, message));
         }
+        let values = &values[2..];
+        if !self.masks {
+            let lengths = values.iter().zip(&self.votes).map(|(&agreed, vote)| match vote {
+                PoolVote::AllPages(own) if !self.rules.hold(Rule::HitMinimum) => *own,
+                _ => agreed.clamp(0, i64::from(self.span)) as u32,
+            });
+            let by_pool: Vec<u32> = lengths.collect();
+            return Ok(Hit { pages: by_pool.iter().copied().min().unwrap_or(self.span), by_pool });
+        }
         let mut common = Lengths::up_to(self.span, self.span);
         let mut by_pool = Vec::with_capacity(self.votes.len());
-        for (words, vote) in values[2..].chunks(width).zip(&self.votes) {
-            let pool = match (self.masks, vote) {
-                (true, _) => Lengths { span: self.span, words: words.to_vec() },
-                (false, PoolVote::AllPages(own)) if !self.rules.hold(Rule::HitMinimum) => {
-                    Lengths::up_to(self.span, *own)
-                }
-                (false, _) => Lengths::up_to(self.span, words[0].max(0) as u32),
-            };
+        for words in values.chunks(width) {
+            let pool = Lengths { span: self.span, words: words.to_vec() };
             by_pool.push(pool.longest());
             common.intersect(&pool)?;
         }
