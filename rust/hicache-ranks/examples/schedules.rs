@@ -4,7 +4,7 @@
 //! cargo run --release -p hicache-ranks --features simulator --example schedules -- [schedules] [first seed]
 //! ```
 
-use hicache_ranks::sim::{Engine, EngineConfig, Faults, explore, shrink};
+use hicache_ranks::sim::{Engine, EngineConfig, Faults, MixedWorld, explore, shrink};
 use hicache_ranks::{CpKind, RankError, Topology};
 
 /// Nanoseconds that this process has had a core for: other work on the machine does not count.
@@ -39,5 +39,13 @@ fn main() -> Result<(), RankError> {
             engine.steps()
         );
     }
+    let mut mixed = MixedWorld::new(30);
+    let begin = on_core();
+    if let Err(failure) = explore(&mut mixed, first, count) {
+        println!("{failure}\nshrunk: {}", shrink(&mut mixed, &failure, 4000));
+        std::process::exit(1);
+    }
+    let seconds = (on_core() - begin) as f64 / 1e9;
+    println!("mixed worlds and faults: {count} schedules in {seconds:.2} s of one core");
     Ok(())
 }

@@ -1,7 +1,6 @@
 //! What must have happened before a layer is gathered, and before it is read.
 //!
-//! Two scratch slots alternate: layer `l` is assembled in slot `l mod 2` while layer `l - 1` is read from the
-//! other. Three edges keep the order, on every rank:
+//! Two scratch slots alternate: a layer is assembled in one while the layer before is read from the other. Three edges keep the order, on every rank:
 //!
 //! ```text
 //! load(l) ---------> gather(l) ---------> read(l)
@@ -36,12 +35,26 @@ pub enum Edge {
     ReadEnded(Tenant),
 }
 
+/// A gather that is to be issued.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gather {
+    /// What is assembled.
+    pub tenant: Tenant,
+    /// In which slot.
+    pub slot: usize,
+    /// What it waits for.
+    pub waits: Vec<Edge>,
+}
+
 /// The two slots of one rank.
 #[derive(Debug, Clone)]
 pub struct LayerGate {
     layers: u32,
-    slots: [Option<Tenant>; 2],
+    /// Tenants of the last two gathers, the older one first: they alternate, also where one pass ends and the
+    /// next begins.
+    live: [Option<Tenant>; 2],
     next: Tenant,
+    gathers: usize,
     rules: Rules,
 }
 
@@ -56,7 +69,7 @@ impl LayerGate {
             return Err(RankError::config("a gate for 0 layers"));
         }
         let next = Tenant { epoch: 0, layer: 0 };
-        Ok(LayerGate { layers, slots: [None; 2], next, rules: Rules::ALL })
+        Ok(LayerGate { layers, live: [None; 2], next, gathers: 0, rules: Rules::ALL })
     }
 
     /// Takes a rule away.
@@ -67,47 +80,38 @@ impl LayerGate {
         self
     }
 
-    /// The slot of a layer.
-    pub fn slot(&self, tenant: Tenant) -> usize {
-        if self.rules.hold(Rule::TwoSlots) { (tenant.layer % 2) as usize } else { 0 }
-    }
-
-    /// The layer that is gathered next: layers in order, forward pass after forward pass, on all ranks alike.
-    pub fn next(&self) -> Tenant {
-        self.next
-    }
-
-    /// Takes the slot for the next layer, and says what its gather waits for.
+    /// Takes a slot for the next layer, and says what its gather waits for. Layers come in order, pass after
+    /// pass, on all ranks alike.
     ///
-    /// It is called in the order of issue, when everything that reads the tenant before has been issued.
-    pub fn gather(&mut self) -> (Tenant, Vec<Edge>) {
+    /// It is called in the order of issue, when the reads of the slot's tenant before have been issued.
+    pub fn gather(&mut self) -> Gather {
         let tenant = self.next;
-        let slot = self.slot(tenant);
-        let mut edges = Vec::with_capacity(2);
+        let mut waits = Vec::with_capacity(2);
         if self.rules.hold(Rule::LoadBeforeGather) {
-            edges.push(Edge::Loaded(tenant));
+            waits.push(Edge::Loaded(tenant));
         }
-        if let (Some(before), true) = (self.slots[slot], self.rules.hold(Rule::SlotReuseWaits)) {
-            edges.push(Edge::ReadEnded(before));
+        if let (Some(before), true) = (self.live[0], self.rules.hold(Rule::SlotReuseWaits)) {
+            waits.push(Edge::ReadEnded(before));
         }
-        self.slots[slot] = Some(tenant);
+        let slot = if self.rules.hold(Rule::TwoSlots) { self.gathers % 2 } else { 0 };
+        self.gathers += 1;
+        self.live = [self.live[1], Some(tenant)];
         self.next = if tenant.layer + 1 < self.layers {
             Tenant { layer: tenant.layer + 1, ..tenant }
         } else {
             Tenant { epoch: tenant.epoch + 1, layer: 0 }
         };
-        (tenant, edges)
+        Gather { tenant, slot, waits }
     }
 
     /// What the read of a layer waits for.
     ///
     /// # Errors
     ///
-    /// `ownership` where the slot's tenant is another layer or pass.
+    /// `ownership` where the layer is not one of the two that are live.
     pub fn read(&self, tenant: Tenant) -> Result<Vec<Edge>> {
-        let found = self.slots[self.slot(tenant)];
-        if found != Some(tenant) {
-            let message = format!("the slot of {tenant:?} holds {found:?}");
+        if !self.live.contains(&Some(tenant)) {
+            let message = format!("a read of {tenant:?} while {:?} are live", self.live);
             return Err(RankError::new(RankErrorKind::Ownership, message));
         }
         Ok(if self.rules.hold(Rule::GatherBeforeRead) { vec![Edge::Gathered(tenant)] } else { Vec::new() })

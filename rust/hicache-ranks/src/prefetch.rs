@@ -115,7 +115,9 @@ impl Reading {
             Part::Progress => {
                 let (start, end) = self.next_batch();
                 if !self.broken {
-                    self.kv += pages.min(end - start);
+                    // What was read beyond the batch was not agreed on.
+                    let bounded = self.rules.hold(Rule::CompletedWithinHit);
+                    self.kv += if bounded { pages.min(end - start) } else { pages };
                 }
                 self.broken |= pages < end - start;
             }

@@ -115,16 +115,18 @@ impl Spread {
                 topology.pp()
             )));
         }
-        let (tp, heads) = (topology.tp(), self.kv_heads);
-        if tp % heads != 0 && heads % tp != 0 {
-            return Err(RankError::config(format!("{heads} heads over {tp} tensor parallel ranks")));
+        // Ranks of one decode context parallel group share their heads and deal out the tokens.
+        let (groups, group) = (topology.tp() / topology.dcp(), at.tp / topology.dcp());
+        let heads = self.kv_heads;
+        if groups % heads != 0 && heads % groups != 0 {
+            return Err(RankError::config(format!("{heads} heads over {groups} tensor parallel groups")));
         }
         let stage = self.stages[at.pp as usize];
-        let heads = if heads >= tp {
-            Range { start: 0, end: heads }.part(at.tp, tp)
+        let heads = if heads >= groups {
+            Range { start: 0, end: heads }.part(group, groups)
         } else {
-            // Several ranks hold the same head.
-            let head = at.tp * heads / tp;
+            // Several groups hold the same head.
+            let head = group * heads / groups;
             Range { start: head, end: head + 1 }
         };
         let whole = Lanes { lane: 0, lanes: 1 };

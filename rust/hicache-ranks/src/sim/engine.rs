@@ -122,6 +122,8 @@ pub struct Engine {
     truths: Vec<Truth>,
     events: u32,
     resting: u64,
+    /// Ranks whose scheduler has waited long enough for operations under way.
+    parked: u64,
     slow: Option<usize>,
     paused: Option<(usize, u32)>,
     crash: Option<(usize, u32)>,
@@ -155,6 +157,7 @@ impl Engine {
             truths: Vec::new(),
             events: 0,
             resting: 0,
+            parked: 0,
             slow: None,
             paused: None,
             crash: None,
@@ -194,7 +197,7 @@ impl Engine {
         self.copies.clear();
         self.collected.clear();
         self.collected.resize(ranks, None);
-        (self.runnable, self.reading, self.resting) = (0, 0, 0);
+        (self.runnable, self.reading, self.resting, self.parked) = (0, 0, 0, 0);
         (self.events, self.sent, self.struck) = (0, 0, false);
         self.script.clear();
         self.digests.clear();
@@ -512,6 +515,10 @@ impl Engine {
             if entry.tree.in_flight == 0 {
                 entry.fibers[SCHEDULER] = Fiber::Finished;
                 self.runnable &= !(1 << fiber(rank, SCHEDULER));
+            } else if entry.step > config.steps + REST && self.struck {
+                // What it waits for is lost; its own deadline for operations under way will tell.
+                self.runnable &= !(1 << fiber(rank, SCHEDULER));
+                self.parked |= 1 << rank;
             } else if entry.step > config.steps + REST {
                 return Err(Violation::new("I14", format!("rank {rank} does not come to rest")));
             }
@@ -574,6 +581,8 @@ impl Engine {
         }
         let failed = raises || short || read.cancelled;
         let pages = match part {
+            // A backend may read ahead and say so.
+            Some(Part::Progress) if !failed && faults.failures && choices.one_in(8) => end - start + 1,
             Some(Part::Progress) if !failed => end - start,
             Some(Part::SidePools) if !failed => hit,
             // One page less than everything beside.
@@ -591,7 +600,7 @@ impl Engine {
         }
         match part {
             Some(Part::Progress) => {
-                entry.fill(node, false, start as usize, (start + pages) as usize);
+                entry.fill(node, false, start as usize, (start + pages).min(end) as usize);
                 if pages < end - start {
                     let truth = self.truth(operation);
                     truth.completed = truth.completed.min(start);
@@ -678,7 +687,7 @@ impl Engine {
     }
 
     fn sender_goes_on(&mut self, from: usize, choices: &mut Choices) {
-        if !self.net.can_send(from) {
+        if !self.net.can_send(from) || self.ranks[from].is_over() {
             return;
         }
         if let Fiber::Blocked(Ask::Send { values, .. }) = &mut self.ranks[from].fibers[SCHEDULER] {
@@ -794,6 +803,15 @@ impl Engine {
                 self.answer(rank, thread, Answer::Expired { culprit });
                 woken = true;
                 break;
+            }
+        }
+        let everybody: Vec<Rank> = (0..self.ranks.len() as u32).map(Rank).collect();
+        for rank in 0..self.ranks.len() {
+            let waits = self.ranks[rank].fibers.iter().any(|state| !matches!(state, Fiber::Ready));
+            if self.parked >> rank & 1 == 1 && !waits && !self.ranks[rank].is_over() {
+                let culprit = watch.culprit(&everybody).unwrap_or(Rank(rank as u32));
+                self.failed(rank, RankError::stalled("operations under way", culprit))?;
+                woken = true;
             }
         }
         if !woken {

@@ -5,15 +5,33 @@
 //! taken is the schedule. A failing schedule is printed as that list, replayed from it and shrunk by leaving
 //! choices out: a choice that is left out is the first of its alternatives, which is always the harmless one.
 
+mod audit;
 mod choices;
 mod copies;
 mod engine;
 mod engine_net;
 mod engine_rank;
 mod engine_tree;
+mod gate;
+mod mixed;
+mod ownership;
+mod promise;
+mod scratch;
+mod streams;
+mod votes;
+mod writers;
 
+pub use audit::AuditWorld;
 pub use choices::Choices;
 pub use engine::{Engine, EngineConfig, Faults};
+pub use gate::{GateResult, mutation_gate, worlds_against};
+pub use mixed::{MixedWorld, SHAPES};
+pub use ownership::OwnershipWorld;
+pub use promise::PromiseWorld;
+pub use scratch::ScratchWorld;
+pub use streams::StreamWorld;
+pub use votes::VoteWorld;
+pub use writers::WriterWorld;
 
 use std::fmt;
 
@@ -67,10 +85,15 @@ pub struct Failure {
     pub violation: Violation,
 }
 
+/// Longest list of choices that is printed.
+const PRINTED: usize = 400;
+
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}: {}", self.world, self.violation)?;
-        write!(f, "seed {}, {} choices: {:?}", self.seed, self.choices.len(), self.choices)
+        write!(f, "seed {}, {} choices", self.seed, self.choices.len())?;
+        // A long list is drawn again from its seed; a shrunk one is all there is.
+        if self.choices.len() <= PRINTED { write!(f, ": {:?}", self.choices) } else { Ok(()) }
     }
 }
 
