@@ -39,3 +39,6 @@ pub use ask::{Answer, Ask, Lane, Operation, Reduce, ReduceOp};
 pub use error::{RankError, RankErrorKind, Result};
 pub use rules::Rules;
 pub use topology::{Coordinates, CpKind, Rank, Scope, Topology};
+
+#[cfg(test)]
+mod tests;

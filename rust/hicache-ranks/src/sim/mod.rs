@@ -140,7 +140,7 @@ pub fn shrink(world: &mut dyn World, failure: &Failure, budget: u32) -> Failure 
             _ => false,
         }
     };
-    // What happens last matters least: cut the end, then blocks, then make single choices harmless.
+    // What happens last matters least: cut the end, make blocks and single choices harmless, leave blocks out.
     let mut keep = best.choices.len() / 2;
     while keep > 0 {
         let shorter = best.choices.len().saturating_sub(keep);
@@ -148,6 +148,15 @@ pub fn shrink(world: &mut dyn World, failure: &Failure, budget: u32) -> Failure 
         if !attempt(&mut best, candidate) {
             keep /= 2;
         }
+    }
+    let mut block = best.choices.len() / 2;
+    while block > 0 {
+        for at in (0..best.choices.len()).step_by(block) {
+            let mut candidate = best.choices.clone();
+            candidate.iter_mut().skip(at).take(block).for_each(|choice| *choice = 0);
+            attempt(&mut best, candidate);
+        }
+        block /= 2;
     }
     let mut block = best.choices.len() / 2;
     while block > 0 {
@@ -162,14 +171,10 @@ pub fn shrink(world: &mut dyn World, failure: &Failure, budget: u32) -> Failure 
         block /= 2;
     }
     for at in 0..best.choices.len() {
-        for smaller in [0, 1] {
-            if best.choices.get(at).is_some_and(|&choice| choice > smaller) {
-                let mut candidate = best.choices.clone();
-                candidate[at] = smaller;
-                if attempt(&mut best, candidate) {
-                    break;
-                }
-            }
+        if best.choices.get(at).is_some_and(|&choice| choice > 1) {
+            let mut candidate = best.choices.clone();
+            candidate[at] = 1;
+            attempt(&mut best, candidate);
         }
     }
     while best.choices.last() == Some(&0) {
