@@ -110,28 +110,27 @@ impl ClassedPool {
         if page >= self.total() {
             return false;
         }
-        let (word, bit) = self.place(page);
+        let (_, word, bit) = self.place(page);
         self.free[word] & bit != 0
     }
 
     /// Takes `pages` pages whose owners are `start`, `start + 1`, ... in turn: all of them, or none and `None`.
     pub fn alloc_cyclic(&mut self, start: Owner, pages: u32) -> Option<Vec<Page>> {
-        let mut taken = Vec::with_capacity(pages as usize);
-        self.take_run(Run { start, pages }, &mut taken).then_some(taken)
+        let run = Run { start, pages };
+        self.has_room(run).then(|| self.take_run(run))
     }
 
     /// Takes the pages of several runs: all runs, or none and `None`.
     pub fn alloc_batch(&mut self, runs: &[Run]) -> Option<Vec<Vec<Page>>> {
         let mut batch = Vec::with_capacity(runs.len());
         for &run in runs {
-            let mut taken = Vec::with_capacity(run.pages as usize);
-            if !self.take_run(run, &mut taken) {
+            if !self.has_room(run) {
                 if self.rules.hold(Rule::AllOrNothing) {
                     batch.iter().flatten().for_each(|&page| self.give(page));
                 }
                 return None;
             }
-            batch.push(taken);
+            batch.push(self.take_run(run));
         }
         Some(batch)
     }
@@ -161,25 +160,34 @@ impl ClassedPool {
         self.digest
     }
 
-    /// Pages a cyclic run draws from a class: the whole turns, and one more for the first classes of the run.
-    fn drawn(&self, run: Run, class: Owner) -> u32 {
+    /// Whether every class has what a cyclic run draws from it: the whole turns, and one page more from the
+    /// first classes of the run.
+    fn has_room(&self, run: Run) -> bool {
         let owners = self.placement.owners();
-        let distance = (class + owners - run.start % owners) % owners;
-        run.pages / owners + u32::from(distance < run.pages % owners)
-    }
-
-    fn take_run(&mut self, run: Run, taken: &mut Vec<Page>) -> bool {
-        let owners = self.placement.owners();
-        if (0..owners).any(|class| self.drawn(run, class) > self.counts[class as usize]) {
-            return false;
-        }
-        for position in 0..run.pages {
-            let class = (run.start % owners + position % owners) % owners;
-            let Some(page) = self.next_free(class) else { return false };
-            self.take(page);
-            taken.push(page);
+        let (turns, more) = (run.pages / owners, run.pages % owners);
+        let mut class = run.start % owners;
+        for place in 0..owners {
+            if self.counts[class as usize] < turns + u32::from(place < more) {
+                return false;
+            }
+            class = if class + 1 == owners { 0 } else { class + 1 };
         }
         true
+    }
+
+    /// Takes the pages of a run for which there is room.
+    fn take_run(&mut self, run: Run) -> Vec<Page> {
+        let owners = self.placement.owners();
+        let mut taken = Vec::with_capacity(run.pages as usize);
+        let mut class = run.start % owners;
+        for _ in 0..run.pages {
+            if let Some(page) = self.next_free(class) {
+                self.take(page);
+                taken.push(page);
+            }
+            class = if class + 1 == owners { 0 } else { class + 1 };
+        }
+        taken
     }
 
     /// The lowest free page of a class.
@@ -193,26 +201,28 @@ impl ClassedPool {
             let word = words.iter().rposition(|&word| word != 0)?;
             word as u32 * 64 + 63 - words[word].leading_zeros()
         };
-        Some(self.placement.global(class, u64::from(local)) as Page)
+        Some(local * self.placement.owners() + class)
     }
 
-    fn place(&self, page: Page) -> (usize, u64) {
-        let class = self.placement.owner(u64::from(page)) as usize;
-        let local = self.placement.local(u64::from(page));
-        (class * self.words_per_class + (local / 64) as usize, 1 << (local % 64))
+    /// Class, word and bit of a page.
+    #[inline]
+    fn place(&self, page: Page) -> (usize, usize, u64) {
+        let owners = self.placement.owners();
+        let (class, local) = if owners == 1 { (0, page) } else { (page % owners, page / owners) };
+        (class as usize, class as usize * self.words_per_class + (local / 64) as usize, 1 << (local % 64))
     }
 
     fn take(&mut self, page: Page) {
-        let (word, bit) = self.place(page);
+        let (class, word, bit) = self.place(page);
         self.free[word] &= !bit;
-        self.counts[self.placement.owner(u64::from(page)) as usize] -= 1;
+        self.counts[class] -= 1;
         self.digest ^= digest::scatter(u64::from(page));
     }
 
     fn give(&mut self, page: Page) {
-        let (word, bit) = self.place(page);
+        let (class, word, bit) = self.place(page);
         self.free[word] |= bit;
-        self.counts[self.placement.owner(u64::from(page)) as usize] += 1;
+        self.counts[class] += 1;
         self.digest ^= digest::scatter(u64::from(page));
     }
 }

@@ -18,6 +18,17 @@ use crate::rules::{Rule, Rules};
 pub(super) const NODES: usize = 16;
 const ROOTS: usize = 6;
 
+/// The branches of each root, as bits.
+const CHILDREN: [u32; NODES] = {
+    let mut children = [0; NODES];
+    let mut node = ROOTS;
+    while node < NODES {
+        children[(node - ROOTS) % ROOTS] |= 1 << node;
+        node += 1;
+    }
+    children
+};
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Device {
     Absent,
@@ -148,7 +159,15 @@ impl Tree {
         })
     }
 
+    #[inline]
     fn note(&mut self, kind: Kind, name: &str, fields: &[i64]) {
+        if self.trace.is_some() {
+            self.keep_note(kind, name, fields);
+        }
+    }
+
+    #[cold]
+    fn keep_note(&mut self, kind: Kind, name: &str, fields: &[i64]) {
         if let Some(trace) = &mut self.trace {
             let fields = fields.iter().copied().map(Value::Int).collect();
             trace.push(Record { step: self.step, kind, name: name.to_owned(), fields });
@@ -181,8 +200,14 @@ impl Tree {
         self.nodes[node].device != Device::Absent || self.nodes[node].host != Host::Absent
     }
 
-    fn is_parent(&self, node: usize, holds: impl Fn(&Node) -> bool) -> bool {
-        node < ROOTS && (node + ROOTS..NODES).step_by(ROOTS).any(|child| holds(&self.nodes[child]))
+    /// Nodes on the device and in host memory, as bits.
+    fn present(&self) -> (u32, u32) {
+        self.nodes.iter().enumerate().fold((0, 0), |(device, host), (number, node)| {
+            (
+                device | u32::from(node.device != Device::Absent) << number,
+                host | u32::from(node.host != Host::Absent) << number,
+            )
+        })
     }
 
     fn operation(&mut self, node: usize) -> u64 {
@@ -252,6 +277,9 @@ impl Tree {
     fn check_cyclic(&self, node: usize, pages: &Pages) -> Result<(), Violation> {
         let root = parent_of(node).unwrap_or(node);
         let owners = self.device.placement().owners();
+        if owners == 1 {
+            return Ok(());
+        }
         for (page, at) in pages.list().iter().zip(Tree::position(node)..) {
             if page % owners != self.nodes[root].base.owner_at(at, owners) {
                 let base = self.nodes[root].base;
@@ -344,17 +372,16 @@ impl Tree {
             if let Some(done) = alloc(self) {
                 return Some(done);
             }
-            let free = |tree: &Tree, node: usize| {
-                let entry = &tree.nodes[node];
-                entry.device == Device::Resident
-                    && entry.lock == 0
-                    && Some(node) != guard
-                    && !tree.is_parent(node, |child| child.device != Device::Absent)
-                    && (entry.host != Host::Absent
-                        || !tree.is_parent(node, |child| child.host != Host::Absent))
+            let (device, host) = self.present();
+            let free = |number: usize, node: &Node| {
+                let children = CHILDREN[number];
+                node.device == Device::Resident
+                    && node.lock == 0
+                    && Some(number) != guard
+                    && device & children == 0
+                    && (node.host != Host::Absent || host & children == 0)
             };
-            let victim =
-                (0..NODES).filter(|&node| free(self, node)).min_by_key(|&node| self.nodes[node].used)?;
+            let victim = self.least_recent(free)?;
             self.note(Kind::Called, "evict", &[victim as i64]);
             let pages = self.nodes[victim].device_pages;
             self.device.free(pages.list()).ok()?;
@@ -369,20 +396,27 @@ impl Tree {
             if let Some(done) = alloc(self) {
                 return Some(done);
             }
-            let free = |tree: &Tree, node: usize| {
-                let entry = &tree.nodes[node];
-                entry.host == Host::Resident
-                    && entry.pin == 0
-                    && (entry.device != Device::Absent
-                        || !tree.is_parent(node, |child| {
-                            child.device != Device::Absent || child.host != Host::Absent
-                        }))
+            let (device, host) = self.present();
+            let free = |number: usize, node: &Node| {
+                node.host == Host::Resident
+                    && node.pin == 0
+                    && (node.device != Device::Absent || (device | host) & CHILDREN[number] == 0)
             };
-            let victim =
-                (0..NODES).filter(|&node| free(self, node)).min_by_key(|&node| self.nodes[node].used)?;
+            let victim = self.least_recent(free)?;
             self.note(Kind::Called, "evict host", &[victim as i64]);
             self.drop_host(victim).ok()?;
         }
+    }
+
+    /// The least recently used node that may go.
+    fn least_recent(&self, free: impl Fn(usize, &Node) -> bool) -> Option<usize> {
+        let mut victim: Option<(u32, usize)> = None;
+        for (number, node) in self.nodes.iter().enumerate() {
+            if victim.is_none_or(|(used, _)| node.used < used) && free(number, node) {
+                victim = Some((node.used, number));
+            }
+        }
+        victim.map(|(_, number)| number)
     }
 
     fn drop_host(&mut self, node: usize) -> Result<(), Violation> {

@@ -224,6 +224,14 @@ fn i15_no_page_is_lost_or_held_twice_after_any_schedule() {
 }
 
 #[test]
+fn i18_what_is_published_or_read_has_its_own_content_on_every_owner() {
+    // Side pools are short in every eighth read, backends read ahead, and every use of a page is checked.
+    for (pp, cp, tp) in [(1, 2, 1), (2, 2, 1), (1, 2, 2)] {
+        walk(EngineConfig { steps: 80, ..faulty(pp, cp, tp) }, 80);
+    }
+}
+
+#[test]
 fn i16_pages_of_a_copy_under_way_are_not_reclaimed_and_locks_end_at_zero() {
     // Small pools and many requests: the world checks content at every use and locks at the end.
     let plain = EngineConfig::new(topology(2, 1, 1));
