@@ -6,7 +6,7 @@
 
 use super::copies::Copy;
 use super::engine_net::{FIBERS, Net, OUTCOME, PROGRESS, Posted, QUERY, SCHEDULER, fiber};
-use super::engine_rank::{Fiber, HIT, LOAD, LOGS, Query, REPORT, SimRank, WRITE, pack, waits_for};
+use super::engine_rank::{Fiber, HIT, LOAD, LOGS, Query, REPORT, SimRank, WRITE, pack};
 use super::engine_tree::{Action, NODES, Tree, node_of, pages_of};
 use super::{Choices, Run, Violation, World};
 use crate::ack::{AckLog, Outcome};
@@ -22,6 +22,10 @@ use crate::watch::{Beat, Watch};
 
 /// Steps a world may take to come to rest after its last request.
 const REST: u32 = 400;
+
+/// Of so many steps and one for each request, the first bring no request: most steps of an engine do not, and logs
+/// run empty in between.
+const IDLE: usize = 2 * NODES;
 
 /// What may go wrong.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -230,7 +234,7 @@ impl Engine {
             self.runnable |= 1 << fiber(number, SCHEDULER);
         }
         // The requests stand first in the schedule, so that leaving one out does not move the others.
-        self.script.extend((0..config.steps).map(|_| choices.below(4 + 2 * NODES as u32)));
+        self.script.extend((0..config.steps).map(|_| choices.below((IDLE + 2 * NODES) as u32)));
         let faults = config.faults;
         let victim = |choices: &mut Choices| choices.below(ranks as u32) as usize;
         self.slow = (faults.slow && choices.one_in(2)).then(|| victim(choices));
@@ -263,7 +267,8 @@ impl Engine {
         } else {
             copies = 0;
         }
-        let total = threads.count_ones() + reading.count_ones() + copies;
+        let (runs, reads) = (threads.count_ones(), if reading == 0 { 0 } else { reading.count_ones() });
+        let total = runs + reads + copies;
         if total == 0 {
             return Ok(false);
         }
@@ -274,17 +279,14 @@ impl Engine {
         {
             pick = choices.below(total);
         }
-        if pick < threads.count_ones() {
+        if pick < runs {
             let bit = nth_bit(threads, pick);
             self.run_thread(bit / FIBERS, bit % FIBERS, choices)?;
-            return Ok(true);
+        } else if pick < runs + reads {
+            self.read(nth_bit(reading, pick - runs), choices)?;
+        } else {
+            self.finish_copy((pick - runs - reads) as usize, choices)?;
         }
-        let pick = pick - threads.count_ones();
-        if pick < reading.count_ones() {
-            self.read(nth_bit(reading, pick), choices)?;
-            return Ok(true);
-        }
-        self.finish_copy((pick - reading.count_ones()) as usize, choices)?;
         Ok(true)
     }
 
@@ -315,14 +317,14 @@ impl Engine {
     }
 
     fn wake_outcome(&mut self, rank: usize) {
-        if self.config.voted && matches!(self.ranks[rank].fibers[OUTCOME], Fiber::Ready) {
+        if self.config.voted && self.ranks[rank].fibers[OUTCOME] == Fiber::Ready {
             self.runnable |= 1 << fiber(rank, OUTCOME);
         }
     }
 
     fn wake_wait(&mut self, rank: usize) {
-        let entry = &mut self.ranks[rank];
-        if let Fiber::Blocked(Ask::Wait { log, .. }) = entry.fibers[SCHEDULER]
+        let entry = &self.ranks[rank];
+        if let Some(&Ask::Wait { log, .. }) = entry.blocked(SCHEDULER)
             && entry.logs[log].front_ready()
         {
             self.answer(rank, SCHEDULER, Answer::Done);
@@ -331,7 +333,7 @@ impl Engine {
 
     fn answer(&mut self, rank: usize, thread: usize, answer: Answer) {
         if self.ranks[rank].error.is_none() && !self.ranks[rank].crashed {
-            self.ranks[rank].fibers[thread] = Fiber::Answered(answer);
+            self.ranks[rank].answer(thread, answer);
             self.runnable |= 1 << fiber(rank, thread);
         }
     }
@@ -339,16 +341,16 @@ impl Engine {
     // --- threads ---------------------------------------------------------------------------------------
 
     fn run_thread(&mut self, rank: usize, thread: usize, choices: &mut Choices) -> Run {
-        let state = std::mem::replace(&mut self.ranks[rank].fibers[thread], Fiber::Ready);
-        let answer = match state {
+        let entry = &mut self.ranks[rank];
+        let answer = match entry.fibers[thread] {
             Fiber::Ready => None,
-            Fiber::Answered(answer) => Some(answer),
-            other @ (Fiber::Blocked(_) | Fiber::Finished) => {
-                self.ranks[rank].fibers[thread] = other;
+            Fiber::Answered => entry.take_answer(thread),
+            Fiber::Blocked | Fiber::Finished => {
                 self.runnable &= !(1 << fiber(rank, thread));
                 return Ok(());
             }
         };
+        entry.fibers[thread] = Fiber::Ready;
         if thread == SCHEDULER {
             return self.run_scheduler(rank, answer, choices);
         }
@@ -476,8 +478,8 @@ impl Engine {
     }
 
     fn after_step(&mut self, rank: usize, expired: u64, choices: &mut Choices) -> Run {
-        let config = self.config;
-        let faults = config.faults;
+        let config = &self.config;
+        let timeouts = config.faults.timeouts;
         let number = self.ranks[rank].step;
         let word = self.script.get(number as usize).map_or(0, |&word| word as usize);
         let entry = &mut self.ranks[rank];
@@ -489,34 +491,35 @@ impl Engine {
                 read.cancelled |= entry.tree.nodes[read.node].terminated;
             }
         }
-        if word >= 4 {
-            entry.tree.request((word - 4) % NODES, config.storage && word >= 4 + NODES)?;
+        let (steps, trace) = (config.steps, config.trace);
+        if let Some(request) = word.checked_sub(IDLE) {
+            entry.tree.request(request % NODES, config.storage && request >= NODES)?;
             self.carry_out(rank, choices)?;
         }
         let entry = &mut self.ranks[rank];
-        if faults.timeouts && choices.one_in(16) {
+        if timeouts && choices.one_in(16) {
             entry.late = entry.tree.sequence() + 1;
         }
         let digest = entry.tree.digest();
         entry.digest = digest;
         match self.digests.get(number as usize) {
             None => self.digests.push(digest),
-            Some(&first) if first != digest && !config.trace => {
+            Some(&first) if first != digest && !trace => {
                 return Err(Violation::new("I4", format!("rank {rank} differs after step {number}")));
             }
             Some(_) => {}
         }
         entry.step += 1;
-        if entry.step >= config.steps {
+        if entry.step >= steps {
             self.resting |= 1 << fiber(rank, SCHEDULER);
             if entry.tree.in_flight == 0 {
                 entry.fibers[SCHEDULER] = Fiber::Finished;
                 self.runnable &= !(1 << fiber(rank, SCHEDULER));
-            } else if entry.step > config.steps + REST && self.struck {
+            } else if entry.step > steps + REST && self.struck {
                 // What it waits for is lost; its own deadline for operations under way will tell.
                 self.runnable &= !(1 << fiber(rank, SCHEDULER));
                 self.parked |= 1 << rank;
-            } else if entry.step > config.steps + REST {
+            } else if entry.step > steps + REST {
                 return Err(Violation::new("I14", format!("rank {rank} does not come to rest")));
             }
         }
@@ -538,7 +541,7 @@ impl Engine {
                     let truth = self.truth(operation);
                     truth.hit = truth.hit.min(if cancelled { 0 } else { local });
                     self.ranks[rank].queries.push_back(Query { operation, local, cancelled });
-                    if matches!(self.ranks[rank].fibers[QUERY], Fiber::Ready) {
+                    if self.ranks[rank].fibers[QUERY] == Fiber::Ready {
                         self.runnable |= 1 << fiber(rank, QUERY);
                     }
                 }
@@ -589,7 +592,7 @@ impl Engine {
         let report = read.reading.report(pages).map_err(|error| Violation::new("I14", error.to_string()))?;
         let over = read.reading.next_part().is_none();
         entry.reports.push_back(report);
-        if matches!(entry.fibers[PROGRESS], Fiber::Ready) {
+        if entry.fibers[PROGRESS] == Fiber::Ready {
             self.runnable |= 1 << fiber(rank, PROGRESS);
         }
         if over {
@@ -657,7 +660,7 @@ impl Engine {
                 }
             }
         }
-        self.ranks[rank].fibers[thread] = Fiber::Blocked(ask);
+        self.ranks[rank].block(thread, ask);
         self.runnable &= !(1 << fiber(rank, thread));
         Ok(None)
     }
@@ -677,7 +680,7 @@ impl Engine {
         let twice = self.config.faults.duplicate && choices.one_in(8);
         self.net.send(rank, values, twice);
         let Some(to) = self.paths[rank].1 else { return };
-        if matches!(self.ranks[to].fibers[SCHEDULER], Fiber::Blocked(Ask::Receive { .. }))
+        if matches!(self.ranks[to].blocked(SCHEDULER), Some(Ask::Receive { .. }))
             && let Some(values) = self.net.receive(rank)
         {
             self.answer(to, SCHEDULER, Answer::Values(values));
@@ -688,7 +691,7 @@ impl Engine {
         if !self.net.can_send(from) || self.ranks[from].is_over() {
             return;
         }
-        if let Fiber::Blocked(Ask::Send { values, .. }) = &mut self.ranks[from].fibers[SCHEDULER] {
+        if let Some(Ask::Send { values, .. }) = self.ranks[from].blocked_mut(SCHEDULER) {
             let values = std::mem::take(values);
             self.answer(from, SCHEDULER, Answer::Done);
             self.deliver(from, values, choices);
@@ -704,8 +707,8 @@ impl Engine {
             let bit = others.trailing_zeros() as usize;
             others &= others - 1;
             let (other, thread) = (bit / FIBERS, bit % FIBERS);
-            match &self.ranks[other].fibers[thread] {
-                Fiber::Blocked(Ask::Reduce(_) | Ask::Collect { .. }) => {
+            match self.ranks[other].blocked(thread) {
+                Some(Ask::Reduce(_) | Ask::Collect { .. }) => {
                     self.answer(other, thread, answer.clone());
                 }
                 // Begun and not yet collected.
@@ -752,9 +755,9 @@ impl Engine {
                     HIT => QUERY,
                     _ => PROGRESS,
                 };
-                match &self.ranks[rank].fibers[thread] {
-                    Fiber::Blocked(ask) => self.missing(rank, ask),
-                    _ => {
+                match self.ranks[rank].blocked(thread) {
+                    Some(ask) => self.missing(rank, ask),
+                    None => {
                         let lane = match thread {
                             OUTCOME => Lane::Outcome,
                             QUERY => Lane::Query,
@@ -776,8 +779,8 @@ impl Engine {
                 continue;
             }
             let mut missing = Vec::new();
-            for state in &rank.fibers {
-                if let Fiber::Blocked(ask) = state {
+            for thread in 0..FIBERS {
+                if let Some(ask) = rank.blocked(thread) {
                     missing.extend(self.missing(number, ask).iter().map(|&rank| Rank(rank as u32)));
                 }
             }
@@ -787,7 +790,7 @@ impl Engine {
         let mut woken = false;
         for rank in 0..self.ranks.len() {
             for thread in 0..FIBERS {
-                let Fiber::Blocked(ask) = &self.ranks[rank].fibers[thread] else { continue };
+                let Some(ask) = self.ranks[rank].blocked(thread) else { continue };
                 if self.ranks[rank].is_over() {
                     continue;
                 }
@@ -805,7 +808,7 @@ impl Engine {
         }
         let everybody: Vec<Rank> = (0..self.ranks.len() as u32).map(Rank).collect();
         for rank in 0..self.ranks.len() {
-            let waits = self.ranks[rank].fibers.iter().any(|state| !matches!(state, Fiber::Ready));
+            let waits = self.ranks[rank].fibers.iter().any(|&state| state != Fiber::Ready);
             if self.parked >> rank & 1 == 1 && !waits && !self.ranks[rank].is_over() {
                 let culprit = watch.culprit(&everybody).unwrap_or(Rank(rank as u32));
                 self.failed(rank, RankError::stalled("operations under way", culprit))?;
@@ -823,7 +826,9 @@ impl Engine {
             return Ok(());
         }
         let waits = self.ranks.iter().enumerate().flat_map(|(rank, entry)| {
-            entry.fibers.iter().filter_map(waits_for).map(move |ask| format!("rank {rank}: {ask}"))
+            (0..FIBERS)
+                .filter_map(|thread| entry.blocked(thread))
+                .map(move |ask| format!("rank {rank}: {}", ask.operation()))
         });
         let waits: Vec<String> = waits.collect();
         Err(Violation::new("I10", format!("deadlock: {}", waits.join(", "))))

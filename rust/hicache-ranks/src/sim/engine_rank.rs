@@ -2,9 +2,10 @@
 
 use super::Violation;
 use super::copies::{Copy, NODE_PAGES};
+use super::engine_net::FIBERS;
 use super::engine_tree::{Action, Tree, node_of, pages_of, tag};
 use crate::ack::{Ack, AckLog, Feed, Outcome, Voting};
-use crate::ask::{Ask, Operation};
+use crate::ask::{Answer, Ask};
 use crate::error::RankError;
 use crate::placement::Page;
 use crate::pp_sync::PpSync;
@@ -21,14 +22,14 @@ pub(super) const REPORT: usize = 3;
 pub(super) const LOGS: usize = 4;
 
 /// What a thread is doing.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fiber {
     /// It can run.
     Ready,
-    /// It waits for an answer to this.
-    Blocked(Ask),
+    /// It waits for an answer to what it asked.
+    Blocked,
     /// An answer has arrived.
-    Answered(crate::ask::Answer),
+    Answered,
     /// It has nothing more to do.
     Finished,
 }
@@ -57,7 +58,10 @@ pub(super) struct SimRank {
     pub tree: Tree,
     pub sync: PpSync,
     pub logs: Vec<AckLog>,
-    pub fibers: [Fiber; 4],
+    pub fibers: [Fiber; FIBERS],
+    /// What blocked threads asked, and what others have been answered.
+    asks: [Option<Ask>; FIBERS],
+    answers: [Option<Answer>; FIBERS],
     pub step: u32,
     /// Which query, progress and outcome votes are under way.
     pub query_vote: Option<HitVote>,
@@ -91,7 +95,9 @@ impl SimRank {
                 log("hit", Feed::Background, Voting::Local),
                 log("report", Feed::Background, Voting::Local),
             ],
-            fibers: [Fiber::Ready, Fiber::Ready, Fiber::Ready, Fiber::Ready],
+            fibers: [Fiber::Ready; FIBERS],
+            asks: [const { None }; FIBERS],
+            answers: [const { None }; FIBERS],
             step: 0,
             query_vote: None,
             progress_vote: None,
@@ -112,7 +118,30 @@ impl SimRank {
     }
 
     pub fn is_over(&self) -> bool {
-        self.crashed || self.error.is_some() || matches!(self.fibers[0], Fiber::Finished)
+        self.crashed || self.error.is_some() || self.fibers[0] == Fiber::Finished
+    }
+
+    /// What a thread waits for, where it does.
+    pub fn blocked(&self, thread: usize) -> Option<&Ask> {
+        if self.fibers[thread] == Fiber::Blocked { self.asks[thread].as_ref() } else { None }
+    }
+
+    pub fn blocked_mut(&mut self, thread: usize) -> Option<&mut Ask> {
+        if self.fibers[thread] == Fiber::Blocked { self.asks[thread].as_mut() } else { None }
+    }
+
+    pub fn block(&mut self, thread: usize, ask: Ask) {
+        self.fibers[thread] = Fiber::Blocked;
+        self.asks[thread] = Some(ask);
+    }
+
+    pub fn answer(&mut self, thread: usize, answer: Answer) {
+        self.fibers[thread] = Fiber::Answered;
+        self.answers[thread] = Some(answer);
+    }
+
+    pub fn take_answer(&mut self, thread: usize) -> Option<Answer> {
+        self.answers[thread].take()
     }
 
     fn row(&self, page: Page) -> usize {
@@ -296,12 +325,4 @@ fn unpack(operation: u64, value: u64) -> Report {
     };
     let (completed, index) = (value as u32 & 0xffff, (value >> 16) as u32 & 0xffff);
     Report { operation, index, part, completed }
-}
-
-/// What a blocked thread waits for, for the report of a deadlock.
-pub(super) fn waits_for(fiber: &Fiber) -> Option<Operation> {
-    match fiber {
-        Fiber::Blocked(ask) => Some(ask.operation()),
-        _ => None,
-    }
 }
