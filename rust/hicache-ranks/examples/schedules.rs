@@ -4,8 +4,9 @@
 //! cargo run --release -p hicache-ranks --features simulator --example schedules -- [schedules] [first seed]
 //! ```
 
+use hicache_ranks::audit::{Kind, LogHeader, LogWriter, RankAudit, Record, Value};
 use hicache_ranks::sim::{Engine, EngineConfig, Faults, MixedWorld, explore, shrink};
-use hicache_ranks::{CpKind, RankError, Topology};
+use hicache_ranks::{CpKind, Rank, RankError, Topology};
 
 /// Nanoseconds that this process has had a core for: other work on the machine does not count.
 fn on_core() -> u64 {
@@ -47,5 +48,24 @@ fn main() -> Result<(), RankError> {
     }
     let seconds = (on_core() - begin) as f64 / 1e9;
     println!("mixed worlds and faults: {count} schedules in {seconds:.2} s of one core");
+    records(Topology::new(2, 1, 1, CpKind::None)?)
+}
+
+/// What a record of the checker costs: taken for the rounds and written to the log.
+fn records(topology: Topology) -> Result<(), RankError> {
+    const RECORDS: u64 = 200_000;
+    let mut audit = RankAudit::new(&topology, Rank(0), 1)?;
+    let mut log = LogWriter::new(LogHeader { rank: Rank(0), ranks: 2, run: 1 });
+    let begin = on_core();
+    let mut bytes = 0;
+    for step in 0..RECORDS {
+        let fields = vec![Value::Int(step as i64), Value::Digest(step), Value::Text("request-17".to_owned())];
+        let record = Record { step, kind: Kind::Called, name: "match_prefix".to_owned(), fields };
+        log.append("scheduler", &record);
+        audit.record(0, record);
+        bytes += log.take().len();
+    }
+    let each = (on_core() - begin) as f64 / RECORDS as f64;
+    println!("audit: {each:.0} ns and {} bytes a record", bytes as u64 / RECORDS);
     Ok(())
 }

@@ -101,7 +101,7 @@ impl Topology {
     fn validated(self) -> Result<Topology> {
         let Topology { dp, pp, cp, tp, dcp, cp_kind } = self;
         let ranks = [dp, pp, cp, tp].iter().try_fold(1u32, |ranks, &size| ranks.checked_mul(size));
-        if [dp, pp, cp, tp, dcp].contains(&0) || !ranks.is_some_and(|ranks| ranks <= Topology::MAX_RANKS) {
+        if [dp, pp, cp, tp, dcp].contains(&0) || ranks.is_none_or(|ranks| ranks > Topology::MAX_RANKS) {
             return Err(RankError::config(format!(
                 "dp {dp} x pp {pp} x cp {cp} x tp {tp} (dcp {dcp}): each is at least 1, their product at most {}",
                 Topology::MAX_RANKS
@@ -112,7 +112,7 @@ impl Topology {
                 "cp {cp} needs to know what a rank holds: page, layer, token or replicated"
             )));
         }
-        if tp % dcp != 0 {
+        if !tp.is_multiple_of(dcp) {
             return Err(RankError::config(format!("dcp {dcp} does not divide tp {tp}")));
         }
         let cp_kind = if cp == 1 { CpKind::None } else { cp_kind };

@@ -118,7 +118,7 @@ impl Spread {
         // Ranks of one decode context parallel group share their heads and deal out the tokens.
         let (groups, group) = (topology.tp() / topology.dcp(), at.tp / topology.dcp());
         let heads = self.kv_heads;
-        if groups % heads != 0 && heads % groups != 0 {
+        if !groups.is_multiple_of(heads) && !heads.is_multiple_of(groups) {
             return Err(RankError::config(format!("{heads} heads over {groups} tensor parallel groups")));
         }
         let stage = self.stages[at.pp as usize];
