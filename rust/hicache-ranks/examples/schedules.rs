@@ -1,11 +1,11 @@
-//! Schedules per second of the simulated engine, and a long walk over mixed faults.
+//! Schedules per second of the simulated engine, and what a record of the checker costs.
 //!
 //! ```text
 //! cargo run --release -p hicache-ranks --features simulator --example schedules -- [schedules] [first seed]
 //! ```
 
 use hicache_ranks::audit::{Kind, LogHeader, LogWriter, RankAudit, Record, Value};
-use hicache_ranks::sim::{Engine, EngineConfig, Faults, MixedWorld, explore, shrink};
+use hicache_ranks::sim::{Engine, EngineConfig, Faults, explore, shrink};
 use hicache_ranks::{CpKind, Rank, RankError, Topology};
 
 /// Nanoseconds that this process has had a core for: other work on the machine does not count.
@@ -40,14 +40,6 @@ fn main() -> Result<(), RankError> {
             engine.steps()
         );
     }
-    let mut mixed = MixedWorld::new(30);
-    let begin = on_core();
-    if let Err(failure) = explore(&mut mixed, first, count) {
-        println!("{failure}\nshrunk: {}", shrink(&mut mixed, &failure, 4000));
-        std::process::exit(1);
-    }
-    let seconds = (on_core() - begin) as f64 / 1e9;
-    println!("mixed worlds and faults: {count} schedules in {seconds:.2} s of one core");
     records(Topology::new(2, 1, 1, CpKind::None)?)
 }
 

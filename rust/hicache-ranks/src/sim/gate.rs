@@ -32,6 +32,8 @@ pub fn worlds_against(rule: Rule, rules: Rules) -> Vec<Box<dyn World>> {
     let plain = |_: &mut EngineConfig| {};
     let voted = |config: &mut EngineConfig| config.voted = true;
     let lagged = |config: &mut EngineConfig| config.mode = Mode::Lagged;
+    // Long enough that small pools fill and pages are wanted again while they are copied.
+    let busy = |config: &mut EngineConfig| (config.storage, config.steps) = (false, 200);
     let fatal = |config: &mut EngineConfig| config.faults.crash = true;
     match rule {
         Rule::BackupKeepsOwner
@@ -47,6 +49,7 @@ pub fn worlds_against(rule: Rule, rules: Rules) -> Vec<Box<dyn World>> {
         Rule::StageMinimum => vec![engine(2, 1, 2, plain, rules)],
         Rule::EmptyShareAcks => vec![engine(1, 2, 1, plain, rules), engine(2, 2, 1, plain, rules)],
         Rule::FailureAcks | Rule::OutcomeVote => vec![engine(2, 1, 1, voted, rules)],
+        Rule::PinUntilAck => vec![engine(2, 1, 1, busy, rules), engine(2, 1, 2, plain, rules)],
         Rule::LaggedForAll => vec![engine(2, 1, 1, lagged, rules)],
         Rule::DeadlineEnds => vec![engine(2, 1, 1, fatal, rules)],
         Rule::LoadBeforeGather | Rule::GatherBeforeRead | Rule::SlotReuseWaits | Rule::TwoSlots => {
@@ -73,7 +76,6 @@ pub fn worlds_against(rule: Rule, rules: Rules) -> Vec<Box<dyn World>> {
         | Rule::DuplicateIgnored
         | Rule::MessageHeader
         | Rule::SeparateLanes
-        | Rule::PinUntilAck
         | Rule::AgreedCapacity
         | Rule::CompletedMinimum
         | Rule::CompletedWithinHit
