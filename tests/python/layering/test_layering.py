@@ -23,6 +23,7 @@ PACKAGE = ROOT / "python" / "hicache_store"
 # Which of our crates each product crate may depend on, in any way (normal, build or test).
 CRATES = {
     "hicache-sys": set[str](),
+    "hicache-ranks": set[str](),
     "hicache-core": {"hicache-sys"},
     "hicache-cli": {"hicache-core", "hicache-sys"},
     "hicache-py": {"hicache-cli", "hicache-core", "hicache-sys"},
@@ -50,6 +51,7 @@ MODULE_ORDER = (
 UNSAFE_ALLOWED = (Path("rust/hicache-sys"), Path("rust/hicache-py/src/buffers.rs"))
 # Crate roots that forbid unsafe code outright.
 FORBID_UNSAFE = (
+    Path("rust/hicache-ranks/src/lib.rs"),
     Path("rust/hicache-core/src/lib.rs"),
     Path("rust/hicache-cli/src/lib.rs"),
     Path("rust/hicache-cli/src/main.rs"),
