@@ -8,10 +8,13 @@ import pytest
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from harness import backends, cpu_sglang, pools
+    from harness import backends, workers
 
-    assert cpu_sglang
-    assert pools
+
+def pytest_collection_finish(session):
+    """Other processes are forked from one that imports the engine while the first tests run."""
+    if any("processes" in item.path.parts or "workers" in dir(item.module) for item in session.items):
+        workers.warm()
 
 
 @pytest.fixture(params=backends.KINDS)

@@ -11,6 +11,7 @@ import concurrent.futures
 import contextlib
 import hashlib
 import multiprocessing
+import multiprocessing.forkserver
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,12 @@ def context():
     made = multiprocessing.get_context("forkserver")
     made.set_forkserver_preload(["harness.preload"])
     return made
+
+
+def warm() -> None:
+    """Starts that process, which imports in the background."""
+    context()
+    multiprocessing.forkserver.ensure_running()
 
 
 def run(function: Callable, *args, timeout: float = 90.0, **named):
@@ -64,7 +71,7 @@ class Deployment:
 class Step:
     """One thing that all ranks of a deployment do."""
 
-    what: str  # "store", "fetch", "explain", "stats"
+    what: str  # "store", "fetch", "forget", "lose" (the store, on rank `seed` alone), "stats"
     tokens: Sequence[int] = ()
     seed: int = 0
 
@@ -152,6 +159,10 @@ def play(deployment: Deployment, number: int, meeting: str, steps: Sequence[Step
                 answers.append((length, digest(rank.bytes_of(tokens[:length])) if length else []))
             elif step.what == "forget":
                 rank.forget()
+                answers.append(None)
+            elif step.what == "lose":
+                if number == step.seed:
+                    rank.backend.close()
                 answers.append(None)
             elif step.what == "stats":
                 answers.append(rank.backend.stats())
