@@ -136,9 +136,7 @@ def test_case_d13_another_layout_of_the_same_size(open_backend, kind, put, other
     assert found == reader.batch_exists(KEYS)
     tokens = pools.indices(full, SLOTS[:found])
     for layer in range(2 if found else 0):
-        for theirs, mine in zip(
-            (full.k_buffer, full.v_buffer), (into.k_buffer, into.v_buffer), strict=True
-        ):
+        for theirs, mine in zip((full.k_buffer, full.v_buffer), (into.k_buffer, into.v_buffer), strict=True):
             axis = {"layer_first": 0, "page_first_direct": 1, "page_head": 3}[other]
             rows = mine.select(axis, layer)
             if other == "page_head":

@@ -17,11 +17,11 @@ def snippet(pool, slot: int) -> bytes:
     return pools.page(pool, slot)[:16]
 
 
-# -- D01 --------------------------------------------------------------------------------------------------------
+# -- D01 -----------------------------------------------------------------------------------------
 
 
 def test_case_d01_every_pool_has_a_say(open_backend, kind, put):
-    """Keys and values to 6; one state legal at 2 and 5, the other at 2 and 4: the answer is 2, not 4, 5 or 6."""
+    """Keys and values to 6; one state legal at 2 and 5, the other at 2 and 4: the answer is 2, not 4 or 5."""
     keys = backends.keys(6)
     kv, state, window = (
         pools.fill(pools.build(family, "page_first"), seed)
@@ -52,14 +52,17 @@ def test_case_d01_a_page_that_goes_between_question_and_read(open_backend, put):
     assert backend.stats()["counters"]["promised_missing_pages/indexer"] >= 1
 
 
-# -- D09 --------------------------------------------------------------------------------------------------------
+# -- D09 -----------------------------------------------------------------------------------------
 
 
 def test_case_d09_payload_without_its_scales_is_no_hit(open_backend, put):
     """The indexer of DeepSeek-V4 in 4 bits keeps its scales in a pool of their own."""
     payload, scales = PoolName.DEEPSEEK_V4_C4_INDEXER, PoolName.DEEPSEEK_V4_C4_INDEXER_SCALE
     keys = backends.keys(4)
-    side = {name: pools.fill(pools.v4_paged("page_first", name=name), seed) for seed, name in enumerate((payload, scales))}
+    side = {
+        name: pools.fill(pools.v4_paged("page_first", name=name), seed)
+        for seed, name in enumerate((payload, scales))
+    }
     backend = open_backend(backends.OURS, pools.logical("page_first"), side, is_mla_model=True)
     put(backend, payload, side[payload], keys, range(4))
     put(backend, scales, side[scales], keys[:2], range(2))
@@ -88,7 +91,7 @@ def test_case_d09_scales_inside_the_row_come_back(open_backend, put):
     assert pools.pages_of(index, range(4)) == held
 
 
-# -- D12, D15 ---------------------------------------------------------------------------------------------------
+# -- D12, D15 ------------------------------------------------------------------------------------
 
 
 def test_case_d12_a_page_that_failed_once_is_a_miss_until_it_is_stored_again(
@@ -130,11 +133,11 @@ def test_case_d15_what_is_reported_is_what_came(open_backend, put, damage):
     assert pools.page(into, 0) == pools.page(full, 0)
     counters = reader.stats()["counters"]
     assert counters["missing_pages/kv/damaged"] == 1
-    untouched = [slot for slot in range(4, pools.PAGES)]
+    untouched = range(4, pools.PAGES)
     assert all(set(page) == {0xA5} for page in pools.pages_of(into, untouched))
 
 
-# -- D14 --------------------------------------------------------------------------------------------------------
+# -- D14 -----------------------------------------------------------------------------------------
 
 
 def everyone(root: str, number: int, first: int, count: int) -> int:
@@ -195,7 +198,7 @@ def test_case_d14_two_writers_of_different_bytes_for_one_key(open_backend, put):
     assert pools.pages_of(into, range(3)) == pools.pages_of(pages[0], range(3))
 
 
-# -- D18, the part without a GPU ------------------------------------------------------------------------------------
+# -- D18, the part without a GPU -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bounce", ["never", "always"])
@@ -220,7 +223,7 @@ def test_case_d18_memory_is_the_engines_again_when_a_call_returns(open_backend, 
             assert torch.equal(tensor.view(torch.uint8), kept.view(torch.uint8))
 
 
-# -- D33 --------------------------------------------------------------------------------------------------------
+# -- D33 -----------------------------------------------------------------------------------------
 
 
 def test_case_d33_one_of_each_outcome(open_backend, put, damage):
@@ -242,7 +245,9 @@ def test_case_d33_one_of_each_outcome(open_backend, put, damage):
     assert told["missing_pages/kv/absent"] == 1
     assert told["missing_pages/kv/damaged"] == 1
     assert sum(count for name, count in told.items() if name.startswith("missing_pages/")) == 3
-    assert sum(count for name, count in told.items() if name.startswith(("refused_pages/", "faults/set/"))) == 1
+    assert (
+        sum(count for name, count in told.items() if name.startswith(("refused_pages/", "faults/set/"))) == 1
+    )
     for _ in range(100):
         assert reader.batch_get_v1([keys[0]], slots) == [True]
     again = reader.stats()["counters"]

@@ -1,8 +1,9 @@
 """Ranks of an engine as real processes, one root for all.
 
-Importing the engine takes ten seconds, so one server process imports it once and every worker is a fork of that:
-a fresh process as far as stores, pools and trees are concerned. `run` executes one function in one such process;
-`deploy` starts all ranks of a deployment, which agree over gloo as they do in a server.
+Importing the engine takes ten seconds, so one server process imports it once and every worker is a fork
+of that: a fresh process as far as stores, pools and trees are concerned. `run` executes one function in
+one such process; `deploy` starts all ranks of a deployment, which agree over gloo as they do in a
+server.
 """
 
 from __future__ import annotations
@@ -87,7 +88,9 @@ def _rank(deployment: Deployment, number: int, meeting: str) -> Iterator:
 
     import torch
     import torch.distributed
+
     from harness import devices, tree
+
     tp_rank, pp_rank = number % deployment.tp, number // deployment.tp
     params, world = {}, deployment.tp * deployment.pp
     if world > 1:
