@@ -28,6 +28,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 
+# Before torch: the tests' own setting, one thread, would slow HiCacheFile's copies.
+os.environ["OMP_NUM_THREADS"] = str(os.cpu_count())
+
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "sglang"))

@@ -44,6 +44,7 @@ def open_backend(tmp_path):
 def rank(tmp_path):
     """Makes ranks of an engine on one root; all are closed at the end."""
     from harness.tree import Rank
+    from sglang.srt.runtime_context import reset_context
 
     made = []
 
@@ -54,3 +55,4 @@ def rank(tmp_path):
     yield make
     for one in made:
         one.close()
+    reset_context()  # what a server tells of itself is of the process, and outlives it
