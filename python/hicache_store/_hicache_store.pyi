@@ -882,8 +882,13 @@ class Store:
 
         Returns:
             `path` (str), `capacity_bytes` and `used_bytes` of the root (int), `io` in words (str), `process`,
-            the identity of this process in the root (str), and `counters`, a dict of this process's totals by
-            name.
+            the identity of this process in the root (str), `device` (see below), and `counters`, a dict of this
+            process's totals by name.
+
+            `device` is a dict: `slow` (bool, for the timeout of the latest call that had one),
+            `p99_read_seconds` and `p99_write_seconds` of recent transfers (float), `breaker` ("closed", "open"
+            or "half-open"), `abandoned_requests` that the device has not completed, and `bounce_bytes` of the
+            store's own memory in use (int).
         """
 
     def prune(self, size: int | str) -> int:
@@ -955,6 +960,19 @@ class Store:
 
 def _error_kinds() -> list[str]:
     """Returns the names of all kinds of errors."""
+
+def _sglang_options(text: str) -> dict[str, Any]:
+    """Reads the options of the SGLang storage backend, see docs/sglang.md.
+
+    Args:
+        text: A JSON object.
+
+    Returns:
+        Every option by name, with its default where it is not given; `interface_v1` as a bool.
+
+    Raises:
+        ConfigError: An unknown option, which the message holds against the nearest known one, or a bad value.
+    """
 
 def _run_tool(args: Sequence[str]) -> int:
     """Runs the store tool.

@@ -469,7 +469,7 @@ fn a_store_closes_while_a_request_hangs_and_ends_with_it() {
         assert_eq!(held.held(), 1, "closing waited for the request");
         drop((view, store));
         // For the others the process lives until its last request has ended.
-        let locks = || files_ending(root.path(), ".lock").into_iter().filter(is_process_lock).count();
+        let locks = || files_ending(root.path(), ".lock").iter().filter(|path| is_process_lock(path)).count();
         assert_eq!(locks(), 1);
         held.let_go();
         wait_until("the process ends", || locks() == 0);
@@ -481,7 +481,7 @@ fn a_store_closes_while_a_request_hangs_and_ends_with_it() {
     }
 }
 
-fn is_process_lock(path: &std::path::PathBuf) -> bool {
+fn is_process_lock(path: &std::path::Path) -> bool {
     path.parent().is_some_and(|folder| folder.ends_with("journal"))
 }
 

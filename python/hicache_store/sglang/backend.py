@@ -10,6 +10,7 @@ that is not there: the engine uses the leading run only.
 
 import json
 import logging
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -18,8 +19,8 @@ from typing import Any, Final
 import torch
 
 from hicache_store import Store
+from hicache_store._hicache_store import _sglang_options
 from hicache_store.sglang import versions
-from hicache_store.sglang._options import parse
 from hicache_store.sglang.guard import Trouble, all_false, all_none, count, never_raises, no_transfer
 from hicache_store.sglang.identity import namespace
 from hicache_store.sglang.lookups import find, leading
@@ -57,7 +58,7 @@ class HiCacheStoreBackend(HiCacheStorage):  # type: ignore[misc]
             HiCacheStoreError: The root cannot be opened.
         """
         self.registered_pools: dict[Any, Any] = {}
-        self._options = parse(json.dumps(storage_config.extra_config or {}, default=str))
+        self._options = _sglang_options(json.dumps(storage_config.extra_config or {}, default=str))
         self._topology = Topology.of(storage_config, self._options["cp_kind"])
         self._counters = Counters()
         self._trouble = Trouble(self._counters)
@@ -82,8 +83,7 @@ class HiCacheStoreBackend(HiCacheStorage):  # type: ignore[misc]
             raise
         self._warn_of_options()
 
-    # -- registration
-    # ------------------------------------------------------------------------------------------
+    # -- registration -----------------------------------------------------------------------------------
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
         """Takes the anchor pool: its pages are the pages of the prefix.
@@ -110,8 +110,7 @@ class HiCacheStoreBackend(HiCacheStorage):  # type: ignore[misc]
         fingerprint = None if state.namespace is None else state.namespace.fingerprint
         _log.info("rank %s serves namespace %s, page bytes %s", self._topology.label, fingerprint, pages)
 
-    # -- look-ups
-    # ----------------------------------------------------------------------------------------------
+    # -- look-ups ---------------------------------------------------------------------------------------
 
     def exists(self, key: str) -> bool:
         """Returns whether the page is stored."""
@@ -147,8 +146,7 @@ class HiCacheStoreBackend(HiCacheStorage):  # type: ignore[misc]
         self._note_lookup(keys, found.pages, found.limited_by)
         return PoolTransferResult(found.pages, found.hits, found.legal)
 
-    # -- reads and writes in place
-    # -----------------------------------------------------------------------------
+    # -- reads and writes in place ----------------------------------------------------------------------
 
     @never_raises("get", all_false)
     def batch_get_v1(self, keys: list[str], host_indices: Any, extra_info: Any = None) -> list[bool]:
@@ -190,8 +188,7 @@ class HiCacheStoreBackend(HiCacheStorage):  # type: ignore[misc]
             "set", transfers, lambda name, keys, indices: self._set(name, keys, indices, extra_info)
         )
 
-    # -- the older interface: flat pages of the anchor pool
-    # ----------------------------------------------------
+    # -- the older interface: flat pages of the anchor pool ---------------------------------------------
 
     @never_raises("get", lambda *_args, **_kwargs: None)
     def get(
@@ -247,8 +244,7 @@ class HiCacheStoreBackend(HiCacheStorage):  # type: ignore[misc]
             return True
         return self._transfers.set_flat(served, keys, target_locations if values is None else values)
 
-    # -- what the main thread asks for
-    # -------------------------------------------------------------------------
+    # -- what the main thread asks for ------------------------------------------------------------------
 
     @never_raises("clear", lambda *_args, **_kwargs: None)
     def clear(self) -> None:
@@ -301,8 +297,7 @@ class HiCacheStoreBackend(HiCacheStorage):  # type: ignore[misc]
         if store is not None:
             store.close()
 
-    # -- inside
-    # ------------------------------------------------------------------------------------------------
+    # -- inside -----------------------------------------------------------------------------------------
 
     def _get(self, name: str, keys: list[str], host_indices: Any) -> list[bool]:
         served = self._serving.state.served.get(name)
@@ -380,17 +375,21 @@ class HiCacheStoreBackend(HiCacheStorage):  # type: ignore[misc]
         }
         stats = {} if store is None else store.stats()
         facts |= {name: stats[name] for name in ("capacity_bytes", "used_bytes") if name in stats}
+        for name in ("slow", "p99_read_seconds", "p99_write_seconds"):
+            facts[f"device_{name}"] = float(stats.get("device", {}).get(name, 0))
         return self._counters.snapshot(), stats.get("counters", {}), facts
 
 
 def _facts(options: Mapping[str, Any]) -> versions.EngineFacts:
-    """The engine's facts, where the options do not say otherwise."""
+    """The engine's facts; the options speak where it is silent."""
     facts = versions.engine_facts()
-    if options["total_layers"] is not None:
-        facts = replace(facts, total_layers=int(options["total_layers"]))
-    if options["total_kv_heads"] is not None:
-        facts = replace(facts, total_heads={**facts.total_heads, KV: int(options["total_kv_heads"])})
-    return facts
+    known = {"total_layers": facts.total_layers, "total_kv_heads": facts.total_heads.get(KV)}
+    for name, told in known.items():
+        if told is not None and options[name] not in (None, told):
+            _log.warning("the engine's model has %s %d, not the %d of the options", name, told, options[name])
+    layers, heads = (options[name] if told is None else told for name, told in known.items())
+    heads_by_pool = facts.total_heads if heads is None else {**facts.total_heads, KV: heads}
+    return replace(facts, total_layers=layers, total_heads=heads_by_pool)
 
 
 def _open_store(options: Mapping[str, Any]) -> Store:
@@ -406,13 +405,24 @@ def _open_store(options: Mapping[str, Any]) -> Store:
         detect_conflicts=options["detect_conflicts"],
     )
     kept, asked = store.stats()["capacity_bytes"], options["capacity"]
-    if isinstance(asked, int) and asked != kept:
+    if _nbytes(asked) not in (None, kept):
         _log.warning(
-            "the root keeps its capacity of %d bytes, not the %d of the options; to change it for all "
-            "processes: hicache-store resize %s %d",
+            "the root keeps its capacity of %d bytes, not the %s of the options; to change it for all "
+            "processes: hicache-store resize %s %s",
             kept,
             asked,
             options["path"],
             asked,
         )
     return store
+
+
+def _nbytes(size: int | str | None) -> int | None:
+    """A size as the store reads it, to be compared; None where it is none, or written in an unusual way."""
+    if not isinstance(size, str):
+        return size
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgtp]?)(i?)b?\s*", size, re.IGNORECASE)
+    if found is None:
+        return None
+    number, prefix, binary = found.groups()
+    return int(float(number) * (1024 if binary else 1000) ** " kmgtp".index(prefix.lower() or " "))

@@ -54,8 +54,8 @@ _DRAFTS: Final = frozenset((PoolName.DRAFT.value, PoolName.DRAFT_SWA.value, Pool
 class Body:
     """The bytes of a pool: identity, place in the model, order in memory, and the memory."""
 
-    view: PoolView
-    """Pool, tile and layout."""
+    pool: PoolView
+    """Identity, tile and layout."""
     memory: Region | list[Region] | StagedMemory
     """The engine's memory, wrapped once."""
     page_bytes: int
@@ -86,12 +86,12 @@ class Binding:
 
     def described(self) -> dict[str, Any]:
         """Returns the pool in words, for `stats`."""
-        view = None if self.body is None else self.body.view
+        pool = None if self.body is None else self.body.pool
         return {
             "page_bytes": self.page_bytes,
-            "identity": None if view is None else json.loads(view.pool.to_json()),
-            "tile": None if view is None else repr(view.tile),
-            "layout": None if view is None else view.layout,
+            "identity": None if pool is None else json.loads(pool.pool.to_json()),
+            "tile": None if pool is None else repr(pool.tile),
+            "layout": None if pool is None else pool.layout,
             "bound": list(self.bound),
         }
 
@@ -141,9 +141,7 @@ def bind(
     family, cls = family_of(host_pool)
     if family is None:
         raise UnsupportedError(REFUSED.get(cls, f"host pools of the class {cls} are not known here"))
-    if getattr(host_pool, "stores_page_envelope", False) or getattr(
-        host_pool, "shared_allocation_domain", None
-    ):
+    if any(getattr(host_pool, name, None) for name in ("stores_page_envelope", "shared_allocation_domain")):
         raise UnsupportedError(REFUSED["UnifiedPageEnvelopeHostPool"])
     page_size = int(getattr(host_pool, "logical_page_size", None) or host_pool.page_size)
     if family == "logical" or _has_no_memory(host_pool):
@@ -189,10 +187,7 @@ def _regions(buffers: list[torch.Tensor]) -> Region | list[Region]:
     return regions if len(regions) > 1 else regions[0]
 
 
-# -- where the rows stand in the model
-# -------------------------------------------------------------------------------
-
-
+# -- where the rows stand in the model ------------------------------------------------------------------
 def _place(
     name: str, host_pool: Any, held: _Held, topology: Topology, facts: EngineFacts
 ) -> tuple[tuple[int, int], tuple[int, int], list[str], list[str]]:
@@ -265,10 +260,7 @@ def _why_no_heads(name: str, topology: Topology, facts: EngineFacts) -> str:
     return f"{topology.tp_scope}: nothing tells which heads pool {name!r} holds"
 
 
-# -- families
-# --------------------------------------------------------------------------------------------------------
-
-
+# -- families -------------------------------------------------------------------------------------------
 def _mha(name: str, host_pool: Any, facts: EngineFacts) -> _Held:
     layout = _layout(host_pool)
     layers, heads = int(host_pool.layer_num), int(host_pool.head_num)

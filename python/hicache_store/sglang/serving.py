@@ -123,7 +123,7 @@ class Serving:
             namespace = self._namespace(binding)
         pages = self._open(self._store, namespace, binding)
         served = {**self.state.served, name: Served(host_pool, binding, pages)}
-        views = [one.pages.body.view for one in served.values() if one.pages is not None]
+        views = [one.pages.body.pool for one in served.values() if one.pages is not None]
         lookups = self._store.view(namespace, views, codec=self._options["codec"]) if views else None
         refused = {other: why for other, why in self.state.refused.items() if other != name}
         self.state = State(namespace, served, refused, lookups)
@@ -148,9 +148,9 @@ class Serving:
         body, codec, flat = binding.body, self._options["codec"], None
         if body is None:
             return None
-        view = store.view(namespace, body.view, codec=codec)
+        view = store.view(namespace, body.pool, codec=codec)
         if binding.name == KV and body.flat_dtype is not None:
-            pool, nbytes = body.view, body.page_bytes
+            pool, nbytes = body.pool, body.page_bytes
             one = PoolView(pool.pool, pool.tile, pool.layout, page_bytes=nbytes, packed=(0, nbytes))
             flat = store.view(namespace, one, codec=codec)
         return Pages(binding.name, body, view, flat)

@@ -169,14 +169,16 @@ class Transfers:
         begun: float,
     ) -> list[bool]:
         started = time.monotonic()
-        report: BackupReport = view.backup(keys, memory, slots, *before, timeout=self._left(begun))
+        left, bounce = self._left(begun), self._bounce
+        report: BackupReport = view.backup(keys, memory, slots, *before, timeout=left, bounce=bounce)
         stored = report.count("stored")
         self._operations.wrote(stored, report.raw_bytes, time.monotonic() - started)
         self._counters.add("stored_pages", stored, name)
         self._counters.add("present_pages", report.count("present"), name)
         if report.leading < len(keys):
-            for outcome in ("refused", "error"):
+            for outcome in ("refused", "late", "error"):
                 self._counters.add("refused_pages", report.count(outcome), name, outcome)
+            self._counters.add("late_calls", int(report.count("late") > 0), "set")
             reason = report.reason
             self._trouble.once(f"refused {reason}", logging.WARNING, "pages are not stored: %s", reason)
         return report.flags()

@@ -8,6 +8,7 @@ mod command;
 mod facts;
 mod failure;
 mod output;
+pub mod sglang_options;
 mod values;
 
 use std::ffi::OsString;

@@ -41,7 +41,7 @@ mod _hicache_store {
     #[pymodule_export]
     use crate::tile::PyTile;
     #[pymodule_export]
-    use crate::tool::run_tool;
+    use crate::tool::{run_tool, sglang_options};
     #[pymodule_export]
     use crate::view::{PyPoolView, PyView};
 

@@ -5,6 +5,8 @@ use std::io::Write;
 
 use pyo3::prelude::*;
 
+use crate::errors::Failure;
+
 /// Runs the store tool on a command line, program name first; its exit code.
 #[pyfunction]
 #[pyo3(name = "_run_tool")]
@@ -16,4 +18,13 @@ pub(crate) fn run_tool(py: Python<'_>, args: Vec<OsString>) -> i32 {
         let _ = out.flush();
         code
     })
+}
+
+/// Reads the options of the SGLang storage backend.
+#[pyfunction]
+#[pyo3(name = "_sglang_options")]
+pub(crate) fn sglang_options<'py>(py: Python<'py>, text: &str) -> Result<Bound<'py, PyAny>, Failure> {
+    let options = hicache_cli::sglang_options::parse(text).map_err(hicache_core::Error::config)?;
+    let text = serde_json::Value::Object(options).to_string();
+    Ok(py.import("json")?.call_method1("loads", (text,))?)
 }

@@ -60,7 +60,7 @@ impl Region {
         Region { base, len, writable, _owner: owner }
     }
 
-    /// A zeroed, page-aligned region of its own, for tests and tools. `len` bytes.
+    /// A zeroed, page-aligned region of its own. `len` bytes.
     pub fn owned(len: usize) -> Self {
         let mut buffer = crate::AlignedBuffer::zeroed(len);
         let base = buffer.as_mut_ptr();

@@ -210,16 +210,14 @@ def test_flat_pages_that_do_not_fit_are_refused(backend, pool, keys, what):
         "too few": [page] * 5,
     }[what]
     assert backend.batch_set(keys, pages) is False
+    assert backend.stats()["counters"] == {"refused_pages/kv/misuse": 6}
     assert backend.batch_exists(keys) == 0
     assert backend.batch_set(keys, None) is False
     assert backend.get(keys[0], page[:-1]) is None
     assert backend.batch_get(keys, [page[:-1]] * 6) == [None] * 6
 
 
-# -- pools that cannot be served
-# -----------------------------------------------------------------------------------
-
-
+# -- pools that cannot be served ------------------------------------------------------------------------
 def test_an_anchor_that_cannot_be_stored_stops_the_engine(rank):
     page_unified = pools.build("mha", "layer_first")
     page_unified.layout = "page_unified"
@@ -270,6 +268,25 @@ def test_a_sidecar_that_cannot_be_stored_is_a_miss(rank, pool, keys, slots, capl
     assert backend.stats()["counters"]["lookups_limited/draft"] == 1
 
 
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"capcity": "1GiB"}, "capacity"),
+        ({"deadline": 20}, "deadline"),
+        ({"bounce": "maybe"}, "bounce"),
+        ({"path": None}, "path"),
+    ],
+)
+def test_bad_options_stop_the_engine(rank, options, named):
+    with pytest.raises(ConfigError, match=named):
+        rank(None, extra=options)
+
+
+def test_what_the_engine_reads_itself_is_passed_over(rank, pool):
+    loader = {"backend_name": "b", "module_path": "m", "class_name": "c", "allocator": "shm"}
+    rank(pool, extra=loader | {"prefetch_threshold": 1, "hicache_storage_pass_prefix_keys": True})
+
+
 def test_context_parallel_ranks_must_be_told_apart(rank, pool):
     with pytest.raises(ConfigError, match="cp_kind"):
         rank(pool, attn_cp_size=2)
@@ -283,10 +300,7 @@ def test_dealt_layers_are_no_replicas(rank):
         backend.register_mem_pool_host(latent)
 
 
-# -- warnings
-# --------------------------------------------------------------------------------------------------------
-
-
+# -- warnings -------------------------------------------------------------------------------------------
 def test_a_missing_interface_is_said_once_with_the_fix(rank, pool, caplog):
     rank(pool, extra={"interface_v1": None})
     (told,) = [record for record in caplog.records if "interface_v1" in record.message]
@@ -316,16 +330,15 @@ def test_prefix_keys_that_are_given_say_nothing(backend, pool, keys, slots, capl
 
 
 def test_another_capacity_is_said_with_the_command(rank, pool, caplog):
-    rank(pool, extra={"capacity": 64 << 20})
-    rank(pool, extra={"capacity": 64 << 20})
-    assert not [record for record in caplog.records if "capacity of" in record.message]
-    rank(pool, extra={"capacity": 128 << 20})
-    (told,) = [record for record in caplog.records if "resize" in record.message]
-    assert f"hicache-store resize {backend_path(rank, pool)} {128 << 20}" in told.message
-
-
-def backend_path(rank, pool):
-    return rank(pool).stats()["store"]["path"]
+    path = rank(pool, extra={"capacity": 64 << 20}).stats()["store"]["path"]
+    for same in (64 << 20, "64MiB", "65536 KiB", "0.0625GiB", None):
+        rank(pool, extra={"capacity": same})
+    assert not [record for record in caplog.records if "resize" in record.message]
+    for other in (128 << 20, "128MiB", "64 MB"):
+        rank(pool, extra={"capacity": other})
+        told = [record.message for record in caplog.records if "resize" in record.message]
+        assert told[-1].endswith(f"hicache-store resize {path} {other}")
+    assert len(told) == 3
 
 
 def test_another_release_is_said(monkeypatch, rank, pool, caplog):

@@ -87,10 +87,7 @@ def test_single_calls_are_calls_of_one_page(rank, keys):
     assert torch.equal(backend.get(keys[0]).view(torch.uint8), page.view(torch.uint8))
 
 
-# -- families that the common set does not build
-# ---------------------------------------------------------------------
-
-
+# -- families that the common set does not build --------------------------------------------------------
 def keys_only(layout, anchor):
     """Index keys without values (MiniMax)."""
     device = SimpleNamespace(
@@ -223,6 +220,29 @@ def test_the_logical_anchor_leaves_it_to_its_sidecars(rank, put, keys, slots, la
     found = backend.batch_exists_v2(keys, every)
     assert (found.kv_hit_pages, found.restorable_prefix_pages) == (4, [1, 2, 3, 4])
     assert found.extra_pool_hit_pages == {PoolName.KV: 6, PoolName.DEEPSEEK_V4_C4: 4}
+
+
+SIDES = {
+    "indexer": PoolName.INDEXER,
+    "v4_paged": PoolName.DEEPSEEK_V4_C4,
+    "v4_state": PoolName.DEEPSEEK_V4_C4_STATE,
+}
+
+
+@pytest.mark.parametrize("layout", pools.ALL_LAYOUTS)
+@pytest.mark.parametrize("family", SIDES)
+def test_page_rows_of_one_layout_are_read_in_every_other(
+    rank, put, take, keys, slots, others, family, layout
+):
+    name = SIDES[family]
+    written = pools.fill(pools.build(family, layout), 7)
+    assert put(rank(pools.build("mla", layout), {name: written}), name, written, keys, slots)
+    for other in pools.ALL_LAYOUTS:
+        blank = pools.paint(pools.build(family, other))
+        assert take(rank(pools.build("mla", other), {name: blank}), name, blank, keys, others) == 6
+        for before, after in zip(slots, others, strict=True):
+            page = blank.get_data_page(after * pools.PAGE)
+            assert torch.equal(page, written.get_data_page(before * pools.PAGE))
 
 
 def test_packed_draft_bytes_are_no_pages_of_the_target(rank, put, take, keys, slots):

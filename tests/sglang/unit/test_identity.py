@@ -110,10 +110,7 @@ def test_a_target_without_its_draft_is_no_hit(rank, put, keys, slots):
     assert rank(anchor).batch_exists(keys) == 6
 
 
-# -- names and revisions
-# -------------------------------------------------------------------------------------------
-
-
+# -- names and revisions --------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("option", "served", "path", "name"),
     [
@@ -201,10 +198,7 @@ def test_a_backend_without_a_revision_is_refused(rank):
         rank(None, extra={"revision": None})
 
 
-# -- the engine's facts
-# --------------------------------------------------------------------------------------------
-
-
+# -- the engine's facts ---------------------------------------------------------------------------------
 def test_an_engine_that_is_not_started_tells_nothing():
     assert versions.engine_facts() == NOBODY
 
@@ -265,11 +259,11 @@ def test_an_engine_that_answers_strangely_tells_nothing(monkeypatch):
     assert versions.engine_facts() == NOBODY
 
 
-def test_options_say_more_than_the_engine(monkeypatch, rank):
-    monkeypatch.setattr(
-        versions, "engine_facts", lambda: EngineFacts(total_layers=9, total_heads={"kv": 9, "swa": 2})
-    )
+def test_the_engine_knows_better_than_the_options(monkeypatch, rank, caplog):
+    monkeypatch.setattr(versions, "engine_facts", lambda: EngineFacts(total_heads={"kv": 2, "swa": 2}))
     pool = mha(layers=2, heads=1)
-    reader = rank(pool, extra={"total_layers": 4, "total_kv_heads": 2}, tp_size=2, pp_size=2)
+    reader = rank(pool, extra={"total_layers": 4, "total_kv_heads": 3}, tp_size=2, pp_size=2)
     assert reader.stats()["pools"]["kv"]["bound"] == []
     assert reader.stats()["pools"]["kv"]["identity"]["row_format"] == "4 layers; 2 heads"
+    told = [record.message for record in caplog.records if "of the options" in record.message]
+    assert told == ["the engine's model has total_kv_heads 2, not the 3 of the options"]

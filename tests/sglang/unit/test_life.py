@@ -186,10 +186,7 @@ def test_close_while_calls_run(rank, keys):
         assert faults <= {f"faults/{call}/closed" for call in ("get", "set", "exists")}
 
 
-# -- look-ups over several pools
-# -----------------------------------------------------------------------------------
-
-
+# -- look-ups over several pools --------------------------------------------------------------------
 def test_a_pools_own_hit_does_not_depend_on_the_others(rank, put, keys, slots):
     anchor, swa, index = build(), build(), pools.build("indexer", "page_first")
     backend = rank(anchor, {PoolName.SWA: swa, PoolName.INDEXER: index})

@@ -78,7 +78,9 @@ def check(text, rank):
     assert samples[missing] == "1.0"
     assert samples[f'hicache_store_restore_restored_pages_total{{rank="{rank}"}}'] == "5.0"
     assert samples[f'hicache_capacity_bytes{{rank="{rank}"}}'] == "6.7108864e+07"
-    assert samples[f'hicache_pools_not_served{{rank="{rank}"}}'] == "0.0"
+    for gauge in ("pools_not_served", "device_slow"):
+        assert samples[f'hicache_{gauge}{{rank="{rank}"}}'] == "0.0"
+    assert float(samples[f'hicache_device_p99_write_seconds{{rank="{rank}"}}']) < 5
 
 
 def test_a_text_file_for_each_rank(rank, pool, keys, slots, tmp_path):

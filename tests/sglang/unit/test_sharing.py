@@ -140,6 +140,14 @@ def test_another_rank_never_reads_bound_pages(rank, put, keys, slots):
         assert rank(part(heads=2), extra=extra, **facts).batch_exists(keys) == 0
 
 
+def test_another_stage_never_reads_bound_pages(rank, put, keys, slots):
+    extra = FACTS | {"total_layers": None}
+    pool = part(layers=(0, 2))
+    assert put(rank(pool, extra=extra, pp_rank=0, pp_size=2), KV, pool, keys, slots)
+    for facts in ({"pp_rank": 1, "pp_size": 2}, {"pp_rank": 0, "pp_size": 1}, {"pp_rank": 0, "pp_size": 4}):
+        assert rank(part(layers=(0, 2)), extra=extra, **facts).batch_exists(keys) == 0
+
+
 def test_heads_that_contradict_the_model_keep_pages_apart(rank, whole, keys):
     pool = part(heads=3)  # 4 heads over 2 ranks are 2
     reader = rank(pool, extra=FACTS, tp_rank=0, tp_size=2)
@@ -264,6 +272,22 @@ def test_states_belong_to_their_rank(rank, put, take, keys, slots):
     same = rank(anchor, {PoolName.MAMBA: blank}, tp_rank=1, **facts)
     assert take(same, PoolName.MAMBA, blank, keys, slots) == 6
     assert pools.pages_of(blank, slots) == pools.pages_of(state, slots)
+
+
+@pytest.mark.parametrize(
+    ("family", "name"), [("indexer", PoolName.INDEXER), ("v4_paged", PoolName.DEEPSEEK_V4_C4)]
+)
+def test_page_rows_are_shared_where_ranks_hold_the_same(rank, put, take, keys, slots, family, name):
+    side = pools.fill(pools.build(family, "page_first"), 11)
+    for replicated, came in ((False, 0), (True, 6)):
+        anchor = pools.build("mla", "page_first")
+        facts = {"is_mla_model": replicated, "tp_size": 2}
+        assert put(rank(anchor, {name: side}, tp_rank=0, **facts), name, side, keys, slots)
+        blank = pools.paint(pools.build(family, "page_first"))
+        other = rank(anchor, {name: blank}, tp_rank=1, **facts)
+        assert take(other, name, blank, keys, slots) == came
+        assert bool(other.stats()["pools"][str(name)]["bound"]) is not replicated
+    assert pools.pages_of(blank, slots) == pools.pages_of(side, slots)
 
 
 def test_a_draft_with_heads_beside_latent_rows_is_a_counted_miss(rank, put, keys, slots):

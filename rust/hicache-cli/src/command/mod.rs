@@ -11,6 +11,7 @@ mod probe;
 mod prune;
 mod repair;
 mod resize;
+mod sglang_config;
 mod stat;
 mod verify;
 
@@ -33,6 +34,7 @@ pub enum Command {
     Repair(repair::Repair),
     Resize(resize::Resize),
     Probe(probe::Probe),
+    SglangConfig(sglang_config::SglangConfig),
 }
 
 impl Command {
@@ -50,6 +52,7 @@ impl Command {
             Command::Repair(command) => command.run(output),
             Command::Resize(command) => command.run(output),
             Command::Probe(command) => command.run(output),
+            Command::SglangConfig(command) => command.run(output),
         }
     }
 }

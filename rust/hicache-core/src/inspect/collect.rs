@@ -15,7 +15,7 @@ use crate::inspect::{
 use crate::namespace::{Fingerprint, Namespace};
 use crate::pool::Pool;
 use crate::store::counters::Counter;
-use crate::store::paths::{Paths, parse_journal_name};
+use crate::store::paths::{NEWS, Paths, parse_journal_name};
 use crate::store::recover::{self, KnownUnits};
 use crate::store::root::read_file;
 use crate::store::tail::{Sequences, is_alive, read_frames};
@@ -289,7 +289,7 @@ impl Collector {
                     Some(id) if read.insert(id) => {
                         journals.entry(id.0).or_default().insert(id.1);
                     }
-                    None if round == 0 && !is_lock => self.other(&path),
+                    None if round == 0 && !is_lock && name != NEWS => self.other(&path),
                     _ => {}
                 }
             }

@@ -158,7 +158,7 @@ impl View {
             reason: None,
         };
         let Some(call) = self.inner.device.begin(options.deadline) else {
-            self.refuse(&mut report, Refusal::late(), |page| given(page));
+            self.refuse(&mut report, Refusal::late(), given);
             self.count(&report);
             return Ok(report);
         };

@@ -18,13 +18,17 @@ pub(crate) const BOUNCE_THREADS: usize = 4;
 /// Memory that all bounced requests hold at most. A page that is larger goes alone.
 pub(crate) const BOUNCE_BYTES: u64 = 64 << 20;
 
+/// Requests are given up while a device that answers is about to complete them: only when every thread is still in such
+/// a one after this time, they hang.
+const HANGING: Duration = Duration::from_millis(100);
+
 /// How long closing waits for requests that are under way, before they are left to end by themselves.
 const CLOSING: Duration = Duration::from_millis(500);
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Threads and memory for requests that may be left behind. When it is dropped, idle threads end, and the others as
-/// soon as their requests do; nobody waits for them.
+/// Threads and memory for requests that may be left behind. When it is closed, idle threads end, and the others as soon
+/// as their requests do; nobody waits for them.
 pub(crate) struct Bouncer {
     shared: Arc<Shared>,
 }
@@ -45,6 +49,8 @@ struct State {
     running: HashMap<u64, usize>,
     /// Requests under way that nobody waits for.
     abandoned: usize,
+    /// Since when every thread is in one of them.
+    full_since: Option<Instant>,
     bytes: u64,
     batches: u64,
     is_closed: bool,
@@ -57,8 +63,14 @@ impl State {
         self.waiting.is_empty() && self.running.is_empty() && self.abandoned == 0
     }
 
-    fn is_stuck(&self) -> bool {
-        self.abandoned >= BOUNCE_THREADS
+    fn set_abandoned(&mut self, abandoned: usize, now: Instant) {
+        self.abandoned = abandoned;
+        let is_full = abandoned >= BOUNCE_THREADS;
+        self.full_since = if is_full { self.full_since.or(Some(now)) } else { None };
+    }
+
+    fn is_stuck(&self, now: Instant) -> bool {
+        self.full_since.is_some_and(|since| now >= since + HANGING)
     }
 }
 
@@ -78,7 +90,7 @@ impl Bouncer {
 
     /// Whether every thread hangs in a request that was given up.
     pub(crate) fn is_stuck(&self) -> bool {
-        self.shared.lock().is_stuck()
+        self.shared.lock().is_stuck(self.shared.clock.now())
     }
 
     /// Requests given up that the device still has, and bytes that all requests hold.
@@ -96,7 +108,7 @@ impl Bouncer {
     pub(crate) fn memory(&self, bytes: u64, deadline: Option<Instant>) -> Result<BounceMemory, NoMemory> {
         let mut state = self.shared.lock();
         loop {
-            if state.is_stuck() {
+            if state.is_stuck(self.shared.clock.now()) {
                 return Err(NoMemory::Stuck);
             }
             if let Some(memory) = self.shared.take(&mut state, bytes) {
@@ -131,30 +143,26 @@ impl Bouncer {
     }
 }
 
-impl Drop for Bouncer {
-    fn drop(&mut self) {
-        self.shared.lock().is_closed = true;
-        self.shared.changed.notify_all();
-    }
-}
-
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Waits for a change; `None` when the deadline has passed.
+    /// Waits for a change, or for threads to be taken for hanging; `None` when the deadline has passed.
     fn wait<'a>(
         &'a self,
         state: MutexGuard<'a, State>,
         deadline: Option<Instant>,
     ) -> Option<MutexGuard<'a, State>> {
-        let Some(left) = self.clock.left(deadline) else {
-            return Some(self.changed.wait(state).unwrap_or_else(|poisoned| poisoned.into_inner()));
-        };
-        if left.is_zero() {
+        let left = self.clock.left(deadline);
+        if left.is_some_and(|left| left.is_zero()) {
             return None;
         }
+        let hanging = state.full_since.and_then(|since| self.clock.left(Some(since + HANGING)));
+        let hanging = hanging.filter(|time| !time.is_zero());
+        let Some(left) = left.into_iter().chain(hanging).min() else {
+            return Some(self.changed.wait(state).unwrap_or_else(|poisoned| poisoned.into_inner()));
+        };
         let waited = self.changed.wait_timeout(state, left);
         Some(waited.unwrap_or_else(|poisoned| poisoned.into_inner()).0)
     }
@@ -188,7 +196,10 @@ impl Shared {
             match state.running.get_mut(&batch) {
                 Some(1) => drop(state.running.remove(&batch)),
                 Some(running) => *running -= 1,
-                None => state.abandoned -= 1,
+                None => {
+                    let abandoned = state.abandoned - 1;
+                    state.set_abandoned(abandoned, self.clock.now());
+                }
             }
             let last = if state.is_idle() { state.last.take() } else { None };
             self.changed.notify_all();
@@ -272,7 +283,7 @@ impl<T: Send + 'static> AbandonableBatch<T> {
                 self.in_flight -= 1;
                 return Some(ended);
             }
-            if state.is_stuck() {
+            if state.is_stuck(self.shared.clock.now()) {
                 return None;
             }
             state = self.shared.wait(state, deadline)?;
@@ -293,7 +304,8 @@ impl<T> AbandonableBatch<T> {
             std::mem::take(&mut state.waiting).into_iter().partition(|(batch, _)| *batch != self.number);
         state.waiting = waiting;
         let running = state.running.remove(&self.number).unwrap_or(0);
-        state.abandoned += running;
+        let abandoned = state.abandoned + running;
+        state.set_abandoned(abandoned, self.shared.clock.now());
         self.shared.changed.notify_all();
         drop(state);
         // Requests that were not begun give back their memory, which takes the lock.
@@ -378,6 +390,7 @@ mod tests {
         waiting.submit(0, || Ok(()));
         assert!(waiting.next(soon()).is_none());
         assert_eq!(stuck.abandon(), BOUNCE_THREADS);
+        assert!(!bouncer.is_stuck(), "they were given up this moment");
         assert!(waiting.next(None).is_none(), "nobody will come to it");
         assert_eq!(waiting.abandon(), 0);
         assert!(bouncer.is_stuck() && bouncer.shared.lock().waiting.is_empty());

@@ -130,7 +130,10 @@ impl View {
         let mut batch = AbandonableBatch::new(bouncer);
         let mut begun = 0;
         loop {
-            while begun < groups.len() && batch.in_flight() < MOST_REQUESTS {
+            while begun < groups.len()
+                && batch.in_flight() < MOST_REQUESTS
+                && !self.inner.device.clock.is_past(deadline)
+            {
                 let group = &groups[begun];
                 let room = match bouncer.try_memory(group.bytes) {
                     Some(room) => room,
@@ -172,7 +175,7 @@ impl View {
             }
         }
         end.is_stuck = self.note_stuck();
-        end.abandoned = self.note_abandoned(batch);
+        self.note_abandoned(batch);
         Ok((report, end))
     }
 
@@ -270,6 +273,9 @@ impl View {
         deadline: Option<Instant>,
         end: &mut CallEnd,
     ) -> Option<Vec<Vec<bool>>> {
+        if self.inner.device.clock.is_past(deadline) {
+            return None;
+        }
         let mut batch = AbandonableBatch::new(&self.inner.bouncer);
         let (inner, state) = (Arc::clone(&self.inner), Arc::clone(&self.state));
         let (pools, keys, slots) = (Arc::clone(&self.pools), Arc::clone(keys), Arc::clone(slots));
@@ -281,7 +287,7 @@ impl View {
         if found.is_none() {
             end.is_stuck |= self.note_stuck();
         }
-        end.abandoned += self.note_abandoned(batch);
+        self.note_abandoned(batch);
         found
     }
 
@@ -329,7 +335,7 @@ impl View {
                 Err(Refusal::late())
             }
         };
-        end.abandoned += self.note_abandoned(batch);
+        self.note_abandoned(batch);
         if written.is_ok() {
             self.inner.counters.add(Counter::BouncedWrites, count as u64);
         }
@@ -343,10 +349,8 @@ impl View {
         is_stuck
     }
 
-    fn note_abandoned<T: Send + 'static>(&self, batch: AbandonableBatch<T>) -> usize {
-        let abandoned = batch.abandon();
-        self.inner.counters.add(Counter::AbandonedRequests, abandoned as u64);
-        abandoned
+    fn note_abandoned<T: Send + 'static>(&self, batch: AbandonableBatch<T>) {
+        self.inner.counters.add(Counter::AbandonedRequests, batch.abandon() as u64);
     }
 }
 

@@ -197,7 +197,9 @@ impl Budget {
             process,
             read_only,
         };
-        budget.measure();
+        if !read_only {
+            budget.measure();
+        }
         Ok(budget)
     }
 

@@ -163,8 +163,6 @@ pub(crate) struct CallEnd {
     pub(crate) moved: usize,
     /// Pages that came too late.
     pub(crate) late: usize,
-    /// Requests left behind in flight.
-    pub(crate) abandoned: usize,
     /// No request could be made, since every thread for bounced ones hangs.
     pub(crate) is_stuck: bool,
 }
@@ -197,8 +195,9 @@ impl Call<'_> {
             Verdict::Stuck
         } else if end.late > 0 {
             // Much was asked for, and the device moved what it could: that is no fault of its.
-            let was_served = end.moved > 0 && end.abandoned == 0 && !is_past;
-            if was_served && !health.is_slow(limits.time) { Verdict::Nothing } else { Verdict::Late }
+            // What it still has of this call counts as a slow transfer, see `Latencies::p99`.
+            let was_served = end.moved > 0 && !is_past && !health.is_slow(limits.time);
+            if was_served { Verdict::Nothing } else { Verdict::Late }
         } else if is_past {
             Verdict::Late
         } else if end.moved > 0 {

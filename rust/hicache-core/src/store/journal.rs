@@ -12,6 +12,7 @@ use crate::format::frame::{self, FRAME_ALIGNMENT, FRAME_HEADER_BYTES, Frame, Fra
 use crate::namespace::Fingerprint;
 use crate::store::checkpoint::{Mark, Rewritten};
 use crate::store::io::Transfers;
+use crate::store::news::Teller;
 use crate::store::paths::Paths;
 use crate::{Error, Result};
 
@@ -43,6 +44,7 @@ pub struct Journal {
     /// Bytes that the last look at what could go left over.
     kept_bytes: u64,
     sequence: u64,
+    news: Teller,
     _claim: FileLock,
 }
 
@@ -69,6 +71,7 @@ impl Journal {
             older_bytes: 0,
             kept_bytes: 0,
             sequence: 0,
+            news: Teller::new(paths),
             _claim: claim,
         })
     }
@@ -138,6 +141,7 @@ impl Journal {
             return Err(error);
         }
         self.end += bytes.len() as u64;
+        self.news.tell();
         Ok(())
     }
 

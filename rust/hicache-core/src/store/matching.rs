@@ -76,7 +76,7 @@ impl View {
         if self.inner.device.refuses() {
             return Ok(self.nothing_in_time(policies));
         }
-        self.refresh();
+        self.state.refresh_if_told(&self.inner.counters);
         let answer = {
             let index = self.state.index();
             self.match_in(&index, keys, policies)

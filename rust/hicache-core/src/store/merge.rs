@@ -20,22 +20,32 @@ const LARGE_BYTES: u64 = 1 << 20;
 /// The journals of one dead process.
 struct Owner {
     bytes: u64,
+    /// Bytes that would be copied; of large journals all, unread.
+    kept_bytes: u64,
     process: ProcessId,
     numbers: Vec<u32>,
     is_damaged: bool,
 }
 
 impl Round<'_> {
-    /// Merges journals of `finished` processes beyond the number that may stay, small ones first, and damaged ones
-    /// if that is asked for; how many stay.
+    /// Merges journals of `finished` processes where more are than may stay: those of which most no longer matters, so
+    /// that what is over does not pile up; then small ones, down to the number that may stay; and damaged ones if that
+    /// is asked for. How many stay.
     pub(crate) fn merge(&mut self, finished: &[ProcessId]) -> io::Result<usize> {
         let census = Census::read(self.paths, &|_| false)?;
         let mut owners: Vec<Owner> = finished.iter().filter_map(|&process| owner(&census, process)).collect();
-        owners.sort_unstable_by_key(|owner| (owner.bytes, owner.process));
         let mut left: usize = owners.iter().map(|owner| owner.numbers.len()).sum();
+        let is_many = left > self.limits.most_journals;
+        if is_many {
+            for owner in owners.iter_mut().filter(|owner| owner.bytes <= LARGE_BYTES) {
+                owner.kept_bytes = self.reduced(owner, &census)?.map_or(owner.bytes, |reduced| reduced.kept);
+            }
+        }
+        owners.sort_unstable_by_key(|owner| (owner.kept_bytes, owner.process));
         for owner in owners {
             let is_damaged = self.limits.thorough && owner.is_damaged;
-            if left <= self.limits.most_journals && !is_damaged {
+            let is_mostly_over = is_many && owner.kept_bytes <= owner.bytes / 2;
+            if left <= self.limits.most_journals && !is_damaged && !is_mostly_over {
                 continue;
             }
             if self.limits.is_over() {
@@ -63,23 +73,28 @@ impl Round<'_> {
         merged
     }
 
-    fn merge_claimed(&mut self, owner: &Owner, census: &Census, may_stay: bool) -> io::Result<bool> {
+    /// Reads an owner's journals; `None` when another finisher was faster.
+    fn reduced(&self, owner: &Owner, census: &Census) -> io::Result<Option<Reduced>> {
         let mut collected = Collected::default();
         for &number in &owner.numbers {
             match file::open_read(&self.paths.journal(owner.process, number), Access::Buffered) {
                 Ok(file) => collected.read(&file, file.metadata()?.len())?,
-                // Another finisher was faster.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
                 Err(error) => return Err(error),
             }
         }
-        let all_bytes = collected.bytes;
+        let all = collected.bytes;
         let frames = collected.reduce(&mut Liveness::new(self.paths, census));
-        let kept: u64 = frames.iter().map(KeptFrame::encoded_bytes).sum();
-        if may_stay && kept > all_bytes / 2 {
+        let kept = frames.iter().map(KeptFrame::encoded_bytes).sum();
+        Ok(Some(Reduced { frames, kept, all }))
+    }
+
+    fn merge_claimed(&mut self, owner: &Owner, census: &Census, may_stay: bool) -> io::Result<bool> {
+        let Some(reduced) = self.reduced(owner, census)? else { return Ok(false) };
+        if may_stay && reduced.kept > reduced.all / 2 {
             return Ok(false);
         }
-        for frame in &frames {
+        for frame in &reduced.frames {
             self.voice.copy(&frame.as_frame())?;
             (self.between)("frame copied");
         }
@@ -95,14 +110,23 @@ impl Round<'_> {
     }
 }
 
+/// What of an owner's journals matters.
+struct Reduced {
+    frames: Vec<KeptFrame>,
+    /// Bytes of these frames, and of all that were read.
+    kept: u64,
+    all: u64,
+}
+
 fn owner(census: &Census, process: ProcessId) -> Option<Owner> {
     let journals = census.journals.iter().filter(|((owner, _), _)| *owner == process);
-    let mut owner = Owner { bytes: 0, process, numbers: Vec::new(), is_damaged: false };
+    let mut owner = Owner { bytes: 0, kept_bytes: 0, process, numbers: Vec::new(), is_damaged: false };
     for (&(_, number), journal) in journals {
         owner.bytes += journal.bytes;
         owner.is_damaged |= journal.is_damaged;
         owner.numbers.push(number);
     }
     owner.numbers.sort_unstable();
+    owner.kept_bytes = owner.bytes;
     (!owner.numbers.is_empty()).then_some(owner)
 }

@@ -7,7 +7,7 @@
 //! Where to look (`ARCHITECTURE.md` has the drawing):
 //!
 //! - Calls: `options`, `view`, `backup`, `matching`, `restore`, `clear`, `prune`, `import`, `repair`.
-//! - What this process knows: `namespace_state` over `index`, fed by `tail` from all journals; `coverage` (which stored forms
+//! - What this process knows: `namespace_state` over `index`, fed by `tail` from all journals when `news` says so; `coverage` (which stored forms
 //!   serve a tile), `lookups` (which page precedes a backup).
 //! - Payload: `reading` and `writing` (one call's pages), `io`, `chunk` and `landing` (how), `segment_writer` and `files`
 //!   (where), `publish` (in which order), `stored_run` (copies as they are).
@@ -50,6 +50,7 @@ mod lookups;
 pub mod matching;
 mod merge;
 mod namespace_state;
+mod news;
 pub mod notices;
 pub mod options;
 pub mod paths;

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::io;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hicache_sys::lock::FileLock;
 
@@ -19,8 +19,9 @@ use crate::store::counters::{Counter, Counters};
 use crate::store::index::{Duplicate, Index, Interest};
 use crate::store::lookups::Lookups;
 use crate::store::matching::Match;
+use crate::store::news::{Listener, TRUSTED, Teller};
 use crate::store::notices::{Level, Notices};
-use crate::store::paths::Paths;
+use crate::store::paths::{Paths, parse_lock_name};
 use crate::store::recover::{self, KnownUnits};
 use crate::store::root;
 use crate::store::segment_writer::SegmentWriter;
@@ -47,6 +48,8 @@ pub struct NamespaceState {
     tail: Turn<Tailing>,
     /// Last pages of prefixes that were used, not told of yet.
     touches: Mutex<Vec<ShortKey>>,
+    /// Tells of a new generation; what a journal says is told by the journal.
+    news: Teller,
     /// What came before the first missing page of the latest look-ups, whichever view asked.
     lookups: Mutex<Lookups>,
 }
@@ -56,10 +59,37 @@ const MOST_TOUCHES: usize = 1 << 16;
 
 struct Tailing {
     tail: Tail,
+    listener: Listener,
+    /// When all that was said was last taken in, and the number that was told before it.
+    looked: Option<(Instant, u64)>,
     generation_file: Option<(u64, io::Result<std::time::SystemTime>)>,
     /// Removes whose add was not read before them: it comes with the next look at all journals, or was of no
     /// interest here.
     pending: Vec<Gone>,
+}
+
+/// What is known while all journals are read for the first time.
+struct Loading {
+    /// Segments that were in the folder before, and segments found missing since: none of these comes back.
+    there: HashSet<SegmentId>,
+    gone: HashSet<SegmentId>,
+    known: KnownUnits,
+}
+
+impl Loading {
+    /// Asks `look` only about a segment that is neither.
+    fn is_there(&mut self, segment: SegmentId, look: impl FnOnce(SegmentId) -> bool) -> bool {
+        if self.there.contains(&segment) {
+            return true;
+        }
+        if self.gone.contains(&segment) {
+            return false;
+        }
+        let is_there = look(segment);
+        let told = if is_there { &mut self.there } else { &mut self.gone };
+        told.insert(segment);
+        is_there
+    }
 }
 
 impl NamespaceState {
@@ -73,10 +103,13 @@ impl NamespaceState {
             index: RwLock::new(Index::new(process)),
             tail: Turn::new(Tailing {
                 tail: Tail::new(paths.clone()),
+                listener: Listener::new(&paths),
+                looked: None,
                 generation_file: None,
                 pending: Vec::new(),
             }),
             touches: Mutex::default(),
+            news: Teller::new(&paths),
             lookups: Mutex::default(),
             paths,
         }
@@ -189,19 +222,21 @@ impl NamespaceState {
         }
         index.start_loading();
         tailing.tail = Tail::new(self.paths.clone());
+        tailing.looked = None;
         tailing.pending.clear();
         // Before the journals are read: a writer that is dead by now has said all it ever will.
-        let finished = self.finished_segments();
-        let mut known = KnownUnits::new();
+        let there = self.segments_there().unwrap_or_default();
+        let finished = self.finished_segments(&there);
+        let mut loading = Loading { there, gone: HashSet::new(), known: KnownUnits::new() };
         self.look_at_generation(&mut tailing, |generation| index.raise_generation(generation));
         let mut removes = Vec::new();
         let report = tailing.tail.poll(&mut |frame| {
             if frame.namespace == self.fingerprint {
-                self.apply(&mut index, frame, counters, &mut removes, Some(&mut known));
+                self.apply(&mut index, frame, counters, &mut removes, Some(&mut loading));
             }
         });
         counters.add(Counter::JournalDamage, report.damaged_stretches);
-        self.recover(&mut index, &finished, known, counters, notices);
+        self.recover(&mut index, &finished, loading.known, counters, notices);
         tailing.pending = removes;
         if report.journals_gone {
             // A segment that was there when its add was read may have gone since, and with it the frames that said so.
@@ -210,6 +245,18 @@ impl NamespaceState {
         // Also those of units that only a directory told of.
         tailing.pending.retain(|record| !index.apply_gone(record));
         index.finish_loading();
+    }
+
+    /// [`NamespaceState::refresh`] if anybody may have said anything. A process that is killed before it told is
+    /// heard up to [`TRUSTED`] later: good enough for a look-up, since a restore looks for itself.
+    pub fn refresh_if_told(&self, counters: &Counters) {
+        let tailing = self.tailing();
+        let is_up_to_date = tailing
+            .looked
+            .is_some_and(|(at, number)| at.elapsed() < TRUSTED && tailing.listener.last() == Some(number));
+        if !is_up_to_date {
+            self.refresh_with(tailing, counters);
+        }
     }
 
     /// Takes in what all processes said since the last call.
@@ -227,6 +274,10 @@ impl NamespaceState {
     }
 
     fn refresh_with(&self, mut tailing: Taken<'_, Tailing>, counters: &Counters) {
+        // Before the journals are read: what is told after that is looked for the next time.
+        let now = Instant::now();
+        tailing.listener.open(now);
+        let told = tailing.listener.last();
         let mut raised = None;
         self.look_at_generation(&mut tailing, |generation| raised = Some(generation));
         if let Some(generation) = raised {
@@ -247,6 +298,8 @@ impl NamespaceState {
             let index = guard.get_or_insert_with(|| self.index_mut());
             self.apply_removes(index, removes, pending, report);
         }
+        let is_complete = report.complete && pending.is_empty();
+        tailing.looked = told.filter(|_| is_complete).map(|number| (now, number));
     }
 
     /// Removes come after the adds of the same look at the journals: who removes an object has read its add.
@@ -312,11 +365,14 @@ impl NamespaceState {
         tailing.generation_file = Some((inode, modified));
     }
 
-    /// Segments whose writer is dead.
-    fn finished_segments(&self) -> Vec<SegmentId> {
-        // A folder that cannot be listed has no pages that could be read either.
-        let segments = self.segments_there().unwrap_or_default().into_iter();
-        segments.filter(|id| !is_alive(&self.paths, id.process)).collect()
+    /// Those of the segments `there` whose writer is dead. One that lives made its lock before its first segment,
+    /// so a listing of the locks after that of the segments names it.
+    fn finished_segments(&self, there: &HashSet<SegmentId>) -> Vec<SegmentId> {
+        let names = root::list(&self.paths.journals());
+        let locks: HashSet<ProcessId> = names.iter().filter_map(|name| parse_lock_name(name)).collect();
+        let alive: HashSet<ProcessId> =
+            locks.into_iter().filter(|&process| is_alive(&self.paths, process)).collect();
+        there.iter().copied().filter(|id| !alive.contains(&id.process)).collect()
     }
 
     /// Reads the directories of those units in `finished` segments that no journal told of.
@@ -357,17 +413,24 @@ impl NamespaceState {
         frame: &Frame<'_>,
         counters: &Counters,
         removes: &mut Vec<Gone>,
-        known: Option<&mut KnownUnits>,
+        mut loading: Option<&mut Loading>,
     ) {
         let decoded = match frame.kind {
             FrameKind::Add => {
-                let mut is_there = |segment| self.is_there(segment);
+                let mut is_there = |segment| match &mut loading {
+                    Some(loading) => loading.is_there(segment, |segment| self.is_there(segment)),
+                    None => self.is_there(segment),
+                };
                 let unit = frame::decode_add(frame.body, |unit: &AddUnit, run: AddRun<'_>| {
                     index.add_run(unit, &run, &mut is_there);
                 });
                 unit.map(|unit| {
-                    if let Some(known) = known {
-                        known.entry(unit.segment).or_default().push((unit.unit_offset, unit.unit_bytes));
+                    if let Some(loading) = loading {
+                        loading
+                            .known
+                            .entry(unit.segment)
+                            .or_default()
+                            .push((unit.unit_offset, unit.unit_bytes));
                     }
                 })
             }
@@ -402,6 +465,7 @@ impl NamespaceState {
         let temporary = Paths::temporary(&folder, process, crate::store::next_temporary());
         hicache_sys::file::publish_replacing(&path, &temporary, &encode_generation(seen + 1))
             .map_err(|error| Error::io("cannot write", &path, error))?;
+        self.news.tell();
         Ok(true)
     }
 }

@@ -70,7 +70,7 @@ pub struct StoreOptions {
     /// Pages recorded longer ago than this, by the wall clock, are misses and are removed. `None`: they stay.
     pub time_to_live: Option<Duration>,
     /// Compare pages that are stored already with those given to `backup` again, and count the ones that differ.
-    /// Each costs a read; the stored page stays.
+    /// Each costs a read; the stored page stays. Bounced backups are not compared.
     pub detect_conflicts: bool,
     /// Leave the housekeeping to the test.
     #[cfg(feature = "testing")]

@@ -48,6 +48,11 @@ impl Paths {
         self.journals().join(format!("{process}.lock"))
     }
 
+    /// Tells whether anybody said anything, see [`crate::store::news`].
+    pub fn news(&self) -> PathBuf {
+        self.journals().join(NEWS)
+    }
+
     /// Folder of the namespaces.
     pub fn namespaces(&self) -> PathBuf {
         self.root.join("ns")
@@ -88,6 +93,9 @@ impl Paths {
         folder.join(format!("tmp-{owner}-{counter}"))
     }
 }
+
+/// Name of the file that tells whether anybody said anything.
+pub const NEWS: &str = "news";
 
 /// Name of journal `number` of `process`.
 pub fn journal_name(process: ProcessId, number: u32) -> String {

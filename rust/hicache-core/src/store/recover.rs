@@ -68,8 +68,25 @@ pub fn unknown_directories(
     id: SegmentId,
     known: &[(u64, u64)],
 ) -> std::io::Result<Vec<Directory>> {
+    if has_nothing_else(std::fs::symlink_metadata(path)?.len(), known) {
+        return Ok(Vec::new());
+    }
     let file = file::open_read(path, Access::Buffered)?;
     Ok(unknown_units(&file, id, known)?.directories)
+}
+
+/// Whether a segment of this length has no place for a unit beside the `known` ones: behind its header they follow
+/// each other up to its end, or up to a seal that lists just so many.
+fn has_nothing_else(file_bytes: u64, known: &[(u64, u64)]) -> bool {
+    let mut end = SEGMENT_HEADER_BYTES;
+    for &(start, len) in known {
+        if end.checked_next_multiple_of(DIRECT_ALIGNMENT as u64).is_none_or(|aligned| start > aligned) {
+            return false;
+        }
+        end = end.max(start.saturating_add(len));
+    }
+    let seal_bytes = known.len() as u64 * 8 + SEAL_BYTES;
+    !known.is_empty() && file_bytes.checked_sub(end).is_some_and(|left| left == 0 || left == seal_bytes)
 }
 
 /// [`unknown_directories`] of an open segment.

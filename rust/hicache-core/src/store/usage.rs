@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use crate::format::{ProcessId, SegmentId};
-use crate::store::paths::{Paths, parse_journal_name, parse_lock_name, parse_temporary_name};
+use crate::store::paths::{NEWS, Paths, parse_journal_name, parse_lock_name, parse_temporary_name};
 use crate::store::root::list;
 
 /// Bytes on disk (`st_blocks`, holes not counted) of our own files and folders below a root.
@@ -77,6 +77,9 @@ fn root_owner(name: &str) -> Option<Owner> {
 }
 
 fn journal_owner(name: &str) -> Option<Owner> {
+    if name == NEWS {
+        return Some(None);
+    }
     let process = parse_journal_name(name).map(|(process, _)| process);
     process.or_else(|| parse_lock_name(name)).or_else(|| parse_temporary_name(name)).map(Some)
 }
