@@ -91,6 +91,13 @@ def test_case_d26_what_is_equal_on_all_ranks_is_stored_once(server, shape, pools
     assert tool("stat", server.root)[1]["counters"].get("backup_stored_pages") == before
 
 
+def test_case_d26_when_the_elected_writer_fails_nobody_hits(server):
+    deployment = Deployment(server.root, tp=2, latent=True)
+    lost = [Step("lose", seed=0), Step("store", TOKENS, 1), Step("forget"), Step("fetch", TOKENS)]
+    assert [answers[3] for answers in server(deployment, lost)] == [(0, [])] * 2
+    assert [answers[0] for answers in server(deployment, LOOK)] == [(0, [])] * 2
+
+
 def test_latent_ranks_read_what_rank_0_wrote(server):
     deployment = Deployment(server.root, tp=4, latent=True)
     first = server(deployment, KEEP)
