@@ -1,11 +1,12 @@
 """The storage backend against SGLang's HiCacheFile, on the controller's own path, in one run on one machine.
 
-Both backends get the same host pool and the same calls that SGLang's controller makes: `_generic_page_set` and
-`_generic_page_get` for HiCacheFile, the zero-copy ones for ours, in batches of 128 pages, always verified here. Runs
-alternate, and each figure is the median of the rounds. Cold: the files are written back and dropped from the page
-cache before the run. Needs the environment of `make sglang-env`; run from the repository's root:
+Both backends get the same host pool and the same calls that SGLang's controller makes:
+`_generic_page_set` and `_generic_page_get` for HiCacheFile, the zero-copy ones for ours, in batches of
+128 pages, always verified here. Runs alternate, and each figure is the median of the rounds. Cold: the
+files are written back and dropped from the page cache before the run. Needs the environment of `make
+sglang-env`; run from the repository's root:
 
-    . scripts/env.sh sglang; python benches/python/bench_sglang.py [--small] [--rounds N] [--root FOLDER] [--strict]
+    . scripts/env.sh sglang; python benches/python/bench_sglang.py [--small] [--rounds N] [--strict]
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
+
+# Before torch: the tests' own setting, one thread, would slow HiCacheFile's copies.
+os.environ["OMP_NUM_THREADS"] = str(os.cpu_count())
 
 import torch
 
@@ -197,9 +201,7 @@ def move(one: Size, folder: Path, rounds: int) -> dict[tuple[str, str], Runs]:
                 pool.kv_buffer[:, one.pages * TOKENS :].zero_()
                 if work == "cold":
                     forget(root)
-                runs[kind, work].taken.append(
-                    measured(lambda c=controller, k=keys: c.get(k, one.pages))
-                )
+                runs[kind, work].taken.append(measured(lambda c=controller, k=keys: c.get(k, one.pages)))
                 halves = pool.kv_buffer[:, : 2 * one.pages * TOKENS].unflatten(1, (2, -1))
                 assert torch.equal(halves[:, 0].view(torch.int16), halves[:, 1].view(torch.int16))
             controller.close()
@@ -251,12 +253,21 @@ class Table:
         self.missed = 0
         self.rows: list[tuple[str, ...]] = [("what", "HiCacheFile", "ours", "ratio", "bar", "verdict")]
 
-    def add(self, what: str, theirs: str, ours: str, value: float, bar: float, *, least: bool, unit: str) -> None:
+    def add(
+        self, what: str, theirs: str, ours: str, value: float, bar: float, *, least: bool, unit: str
+    ) -> None:
         holds = value >= bar if least else value <= bar
         self.missed += not holds
         sign = ">=" if least else "<="
         self.rows.append(
-            (what, theirs, ours, f"{value:.2f}{unit}", f"{sign} {bar:g}{unit}", "holds" if holds else "MISSED")
+            (
+                what,
+                theirs,
+                ours,
+                f"{value:.2f}{unit}",
+                f"{sign} {bar:g}{unit}",
+                "holds" if holds else "MISSED",
+            )
         )
 
     def show(self) -> None:
@@ -278,10 +289,14 @@ SPEED_BARS = {
 
 def main() -> int:
     """Runs everything and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--small", action="store_true", help="a sixteenth of the pages, to try the program")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--root", type=Path, help="where to put the stores (default: a new folder in /var/tmp)")
+    parser.add_argument(
+        "--root", type=Path, help="where to put the stores (default: a new folder in /var/tmp)"
+    )
     parser.add_argument("--only", choices=[*SPEED_BARS, "exists"], help="one part alone")
     parser.add_argument("--strict", action="store_true", help="exit status 1 when a bar is missed")
     given = parser.parse_args()
@@ -294,7 +309,7 @@ def main() -> int:
             if given.only not in (None, one.name):
                 continue
             pages = one.pages // scale
-            one = replace(one, pages=pages, shape=replace(one.shape, tokens=2 * pages * TOKENS))  # noqa: PLW2901
+            one = replace(one, pages=pages, shape=replace(one.shape, tokens=2 * pages * TOKENS))
             runs = move(one, folder, given.rounds)
             volume = pages * TOKENS * one.shape.layers * one.shape.heads * one.shape.dim * 4
             for work in ("set", "cold", "warm"):

@@ -8,10 +8,13 @@ import pytest
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from harness import backends, cpu_sglang, pools
+    from harness import backends, workers
 
-    assert cpu_sglang
-    assert pools
+
+def pytest_collection_finish(session):
+    """Other processes are forked from one that imports the engine while the first tests run."""
+    if any("processes" in item.path.parts or "workers" in dir(item.module) for item in session.items):
+        workers.warm()
 
 
 @pytest.fixture(params=backends.KINDS)
@@ -41,6 +44,7 @@ def open_backend(tmp_path):
 def rank(tmp_path):
     """Makes ranks of an engine on one root; all are closed at the end."""
     from harness.tree import Rank
+    from sglang.srt.runtime_context import reset_context
 
     made = []
 
@@ -51,3 +55,4 @@ def rank(tmp_path):
     yield make
     for one in made:
         one.close()
+    reset_context()  # what a server tells of itself is of the process, and outlives it

@@ -1,4 +1,4 @@
-"""What each call answers: its form, its length, and what it says when something is not there or does not fit."""
+"""What each call answers: its form, its length, and what it says of things that are absent or do not fit."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def store(backend, pool, keys, slots, name=PoolName.KV):
     assert backend.batch_set_v2([backends.transfer(name, pool, keys, slots)]) == {name: [True] * len(keys)}
 
 
-# -- exists -----------------------------------------------------------------------------------------------------
+# -- exists --------------------------------------------------------------------------------------
 
 
 def test_exists_counts_the_leading_run(backend, pool):
@@ -126,7 +126,7 @@ def test_thousands_of_keys_in_one_question(backend, pool):
     assert backend.batch_exists_v2(keys, [], EXTRA).kv_hit_pages == 20
 
 
-# -- get --------------------------------------------------------------------------------------------------------
+# -- get -----------------------------------------------------------------------------------------
 
 
 def test_only_pages_up_to_the_first_gap_count(backend, pool):
@@ -171,7 +171,7 @@ def test_pages_that_are_absent_stay_untouched(ours, open_backend, pool):
         assert page == b"\xa5" * len(page)
 
 
-# -- set --------------------------------------------------------------------------------------------------------
+# -- set -----------------------------------------------------------------------------------------
 
 
 def test_what_is_stored_already_is_success(backend, pool):
@@ -200,7 +200,7 @@ def test_a_key_that_stands_twice(backend, pool):
     assert pools.pages_of(pool, [10, 11]) == pools.pages_of(pool, [0, 1])
 
 
-# -- arguments that do not fit ------------------------------------------------------------------------------------
+# -- arguments that do not fit -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("wrong", ["too few", "too many", "none"])
@@ -261,7 +261,7 @@ def test_a_pool_that_was_never_registered(ours, pool):
     assert not found.restorable_prefix_pages
 
 
-# -- several transfers in one call --------------------------------------------------------------------------------
+# -- several transfers in one call ---------------------------------------------------------------
 
 
 def test_transfers_of_several_pools(backend, pool, state):
@@ -313,7 +313,7 @@ def test_a_pool_that_stands_twice_never_hides_a_failure(backend, pool, kind, bad
     assert not all(backend.batch_set_v2(halves)[PoolName.KV])
 
 
-# -- the rest of the interface ------------------------------------------------------------------------------------
+# -- the rest of the interface -------------------------------------------------------------------
 
 
 def test_answers_are_keyed_by_pool_name_in_either_form(backend, pool):
@@ -401,7 +401,7 @@ def test_calls_from_several_threads(ours, open_backend, pool):
         expected = pools.pages_of(pool, range(6))
         for _ in range(100):
             got = reader.batch_get_v1(order.choice(chains), pools.indices(blank, range(6)))
-            length = (got + [False]).index(False)
+            length = [*got, False].index(False)
             if len(got) != 6 or pools.pages_of(blank, range(length)) != expected[:length]:
                 wrong.append("read")
 

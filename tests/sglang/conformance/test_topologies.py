@@ -1,7 +1,7 @@
-"""Ranks of any shape share what they hold: each page is cut by what a rank holds of the model, not by its number.
+"""Ranks of any shape share what they hold: pages are cut by what a rank holds, not by its number.
 
-Class level: every rank is an instance with its own pool in this process. The bytes of the model are one array, and
-each rank's pool holds its rectangle of it.
+Class level: every rank is an instance with its own pool in this process. The bytes of the model are one
+array, and each rank's pool holds its rectangle of it.
 """
 
 from __future__ import annotations
@@ -99,14 +99,14 @@ def test_every_shape_reads_what_any_shape_wrote(open_backend, writer, latent):
     for facts, layers, heads in writer.ranks():
         if latent and facts["tp_rank"] > 0:
             continue  # the engine lets rank 0 write
-        heads = range(1) if latent else heads  # noqa: PLW2901
+        heads = range(1) if latent else heads
         pool = pool_of(writer, layers, heads, latent)
         put(pool, whole, layers, heads, latent, [7, 1, 4, 0, 12])
         backend = open_backend(backends.OURS, pool, extra=known, is_mla_model=latent, **facts)
         assert backend.batch_set_v1(KEYS, pools.indices(pool, [7, 1, 4, 0, 12])) == [True] * CHAIN
     for reader in CUTS:
         for facts, layers, heads in reader.ranks():
-            heads = range(1) if latent else heads  # noqa: PLW2901
+            heads = range(1) if latent else heads
             pool = pool_of(reader, layers, heads, latent)
             backend = open_backend(backends.OURS, pool, extra=known, is_mla_model=latent, **facts)
             assert backend.batch_exists(KEYS) == CHAIN, (writer, reader, facts)
@@ -158,7 +158,7 @@ def test_what_a_rank_cannot_know_binds_its_pages_to_its_place(open_backend, unkn
         assert reader.batch_exists(KEYS) == 0
 
 
-# -- context parallelism ----------------------------------------------------------------------------------------
+# -- context parallelism -------------------------------------------------------------------------
 
 
 def cp(rank: int) -> dict:
@@ -199,7 +199,7 @@ def test_case_d05_an_unstated_kind_is_refused(open_backend):
         open_backend(backends.OURS, pools.build("mla", "page_first"), **cp(0))
 
 
-# -- decode context parallelism: the engine refuses it with `dynamic`, so here alone ------------------------------
+# -- decode context parallelism: the engine refuses it with `dynamic`, so here alone -------------
 
 
 def dcp_pool(rank: int, size: int):
@@ -253,7 +253,7 @@ def test_decode_context_parallel_ranks_hold_every_nth_token(open_backend):
             assert torch.equal(got[:, rank::size], _mla_layer(held[rank], layer).view(torch.int16)[slots])
 
 
-# -- data parallelism ---------------------------------------------------------------------------------------------
+# -- data parallelism ----------------------------------------------------------------------------
 
 
 def test_data_parallel_ranks_share(open_backend):
@@ -267,7 +267,7 @@ def test_data_parallel_ranks_share(open_backend):
     assert pools.pages_of(blank, range(CHAIN)) == pools.pages_of(held, range(CHAIN))
 
 
-# -- drafts -------------------------------------------------------------------------------------------------------
+# -- drafts --------------------------------------------------------------------------------------
 
 
 def test_a_draft_of_heads_beside_a_replicated_target_is_counted(open_backend):
@@ -276,7 +276,8 @@ def test_a_draft_of_heads_beside_a_replicated_target_is_counted(open_backend):
     target = pools.fill(pools.build("mla", "page_first"), 1)
     draft = pools.fill(pools.build("mha", "page_first", dataclasses.replace(pools.TINY, heads=1)), 2)
     ranks = [
-        open_backend(backends.OURS, target, {PoolName.DRAFT: draft}, tp_rank=rank, **facts) for rank in range(2)
+        open_backend(backends.OURS, target, {PoolName.DRAFT: draft}, tp_rank=rank, **facts)
+        for rank in range(2)
     ]
     slots = range(CHAIN)
     ranks[0].batch_set_v1(KEYS, pools.indices(target, slots))

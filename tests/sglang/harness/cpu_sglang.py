@@ -1,12 +1,12 @@
 """The real SGLang on a machine without an accelerator.
 
-Import this before anything of `sglang`. Nothing of the installed engine is changed on disk. Three things stand
-between its cache code and a CPU, and each is answered here:
+Import this before anything of `sglang`. Nothing of the installed engine is changed on disk. Three
+things stand between its cache code and a CPU, and each is answered here:
 
 - it imports packages at module level that the cache never uses (`STANDINS`): a stand-in module serves them;
 - it pins host memory and reserves 10 GiB of it: no pinning, no reserve;
-- it copies between device and host with CUDA kernels: `_COPIES` does the same by indexing, for every family of
-  pools that these tests build.
+- it copies between device and host with CUDA kernels: `patch_engine` does the same by indexing, for every
+  family of pools that these tests build.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ import os
 import sys
 import types
 import warnings
+from typing import ClassVar
 
 STANDINS = ("datasets", "pandas", "torchvision")
 
-# One thread for each operator: the tests share two cores, and a forked child must not inherit a pool of threads.
+# One thread for each operator: the tests share two cores, and a forked child inherits no pool of threads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -46,7 +47,7 @@ class _Nothing:
 
 class _StandinModule(types.ModuleType):
     __version__ = "0.0.0"
-    __path__: list[str] = []
+    __path__: ClassVar[list[str]] = []
 
     def __getattr__(self, name):
         if name.startswith("__"):
@@ -59,7 +60,7 @@ class _StandinModule(types.ModuleType):
 class _StandinFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """The last finder: a package that is installed wins."""
 
-    def find_spec(self, fullname, path=None, target=None):
+    def find_spec(self, fullname, _path=None, _target=None):
         if fullname.partition(".")[0] in STANDINS:
             return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
         return None
@@ -81,7 +82,7 @@ def _install_standins() -> None:
     sys.meta_path.append(_StandinFinder())
 
 
-# -- copies between "device" and host ---------------------------------------------------------------------------
+# -- copies between "device" and host ------------------------------------------------------------
 
 
 def _paged(host, layer_rows):
@@ -224,7 +225,7 @@ def patch_engine() -> None:
         return
     base.HICACHE_HOST_MEMORY_RESERVE_BYTES = 0
     # Said once for all families: their constructors default to pinned memory, and read it again later.
-    base.HostKVCache.pin_memory = property(lambda self: False, lambda self, value: None)
+    base.HostKVCache.pin_memory = property(lambda _pool: False, lambda _pool, _value: None)
     common._cuda_host_register = lambda *_args, **_kwargs: None
 
     for pool, to_host, to_device in (

@@ -1,7 +1,7 @@
 """Host pools of every family, built from the engine's own classes around small device buffers.
 
-A family is built for one layout. `filled` puts different random bytes everywhere; `page` reads one page's bytes by
-a way of its own, so that a test never compares a backend with itself.
+A family is built for one layout. `filled` puts different random bytes everywhere; `page` reads one
+page's bytes by a way of its own, so that a test never compares a backend with itself.
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@ import warnings
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from harness import backends, devices, pools, tree
     from sglang.srt.mem_cache.utils import get_storage_hash_str
+
+    from harness import backends, devices, pools, tree
 
 __all__ = ["backends", "devices", "pools", "tree"]
 

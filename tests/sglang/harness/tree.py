@@ -1,8 +1,9 @@
 """One rank of an engine: radix tree, controller, pools and the storage backend, without a model or a GPU.
 
-`Rank` drives the engine's own classes through the steps that a scheduler takes: insert what was computed, back it
-up to the host and from there to the store, look a request up in the store, load it back. `Rank.bytes_of` reads the
-device's rows of every pool, so that what comes back can be compared with what went in.
+`Rank` drives the engine's own classes through the steps that a scheduler takes: insert what was
+computed, back it up to the host and from there to the store, look a request up in the store, load it
+back. `Rank.bytes_of` reads the device's rows of every pool, so that what comes back can be compared
+with what went in.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import unittest
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Self
 from unittest import mock
 
 import torch
@@ -98,7 +100,7 @@ class Rank:
         with contextlib.ExitStack() as patches:
             if device_pool is not None:
                 made = device_pool(cfg)
-                patches.enter_context(mock.patch.object(fixtures, "MHATokenToKVPool", lambda **_: made))
+                patches.enter_context(mock.patch.object(fixtures, "MHATokenToKVPool", return_value=made))
             real = fixtures.CacheInitParams
             extra = {"enable_metrics": metrics, "mtp_draft_device_pools": self.packed, **(params or {})}
             patches.enter_context(
@@ -112,7 +114,7 @@ class Rank:
             for spec, entry in zip(*made, strict=True):
                 self.tree.register_sidecar_pool(spec, entry)
 
-    # -- life ---------------------------------------------------------------------------------------------------
+    # -- life ------------------------------------------------------------------------------------
 
     def _enter(self, context):
         context.__enter__()
@@ -199,13 +201,13 @@ class Rank:
         finally:
             self._kit.doCleanups()
 
-    def __enter__(self) -> Rank:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_exception) -> None:
         self.close()
 
-    # -- steps of a scheduler -----------------------------------------------------------------------------------
+    # -- steps of a scheduler --------------------------------------------------------------------
 
     def compute(self, tokens: Sequence[int], seed: int = 0) -> None:
         """Inserts a sequence as if it had been computed: rows that are new hold random bytes."""
@@ -295,7 +297,7 @@ class Rank:
                 free[str(entry.name)] = entry.host_pool.available_size()
         return free
 
-    # -- bytes ----------------------------------------------------------------------------------------------------
+    # -- bytes -----------------------------------------------------------------------------------
 
     def _rows(self, tokens: Sequence[int], first: int = 0):
         """Device rows of every pool, and those of this sequence; a window pool's last window only."""
@@ -326,7 +328,7 @@ class Rank:
 
 
 def _rows_of(pool, slots: torch.Tensor):
-    """The tensors of a device pool, rows first, and the rows of these token slots; an indexer's rows are pages."""
+    """Tensors of a device pool, rows first, with the rows of these slots; an indexer's rows are pages."""
     kv = [*pool.k_buffer, *pool.v_buffer] if hasattr(pool, "k_buffer") else pool.kv_buffer
     for rows in kv:
         yield rows, slots

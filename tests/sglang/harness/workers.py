@@ -1,8 +1,9 @@
 """Ranks of an engine as real processes, one root for all.
 
-Importing the engine takes ten seconds, so one server process imports it once and every worker is a fork of that:
-a fresh process as far as stores, pools and trees are concerned. `run` executes one function in one such process;
-`deploy` starts all ranks of a deployment, which agree over gloo as they do in a server.
+Importing the engine takes ten seconds, so one server process imports it once and every worker is a fork
+of that: a fresh process as far as stores, pools and trees are concerned. `run` executes one function in
+one such process; `deploy` starts all ranks of a deployment, which agree over gloo as they do in a
+server.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import concurrent.futures
 import contextlib
 import hashlib
 import multiprocessing
+import multiprocessing.forkserver
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +28,12 @@ def context():
     made = multiprocessing.get_context("forkserver")
     made.set_forkserver_preload(["harness.preload"])
     return made
+
+
+def warm() -> None:
+    """Starts that process, which imports in the background."""
+    context()
+    multiprocessing.forkserver.ensure_running()
 
 
 def run(function: Callable, *args, timeout: float = 90.0, **named):
@@ -64,7 +72,7 @@ class Deployment:
 class Step:
     """One thing that all ranks of a deployment do."""
 
-    what: str  # "store", "fetch", "explain", "stats"
+    what: str  # "store", "fetch", "forget", "lose" (the store, on rank `seed` alone), "stats"
     tokens: Sequence[int] = ()
     seed: int = 0
 
@@ -80,7 +88,9 @@ def _rank(deployment: Deployment, number: int, meeting: str) -> Iterator:
 
     import torch
     import torch.distributed
+
     from harness import devices, tree
+
     tp_rank, pp_rank = number % deployment.tp, number // deployment.tp
     params, world = {}, deployment.tp * deployment.pp
     if world > 1:
@@ -152,6 +162,10 @@ def play(deployment: Deployment, number: int, meeting: str, steps: Sequence[Step
                 answers.append((length, digest(rank.bytes_of(tokens[:length])) if length else []))
             elif step.what == "forget":
                 rank.forget()
+                answers.append(None)
+            elif step.what == "lose":
+                if number == step.seed:
+                    rank.backend.close()
                 answers.append(None)
             elif step.what == "stats":
                 answers.append(rank.backend.stats())

@@ -1,4 +1,4 @@
-"""Whole servers as processes on one root: what one wrote, the next one has, and nobody gets what is not theirs."""
+"""Whole servers as processes on one root: what one wrote the next has, and nobody gets what is not theirs."""
 
 from __future__ import annotations
 
@@ -91,6 +91,13 @@ def test_case_d26_what_is_equal_on_all_ranks_is_stored_once(server, shape, pools
     assert tool("stat", server.root)[1]["counters"].get("backup_stored_pages") == before
 
 
+def test_case_d26_when_the_elected_writer_fails_nobody_hits(server):
+    deployment = Deployment(server.root, tp=2, latent=True)
+    lost = [Step("lose", seed=0), Step("store", TOKENS, 1), Step("forget"), Step("fetch", TOKENS)]
+    assert [answers[3] for answers in server(deployment, lost)] == [(0, [])] * 2
+    assert [answers[0] for answers in server(deployment, LOOK)] == [(0, [])] * 2
+
+
 def test_latent_ranks_read_what_rank_0_wrote(server):
     deployment = Deployment(server.root, tp=4, latent=True)
     first = server(deployment, KEEP)
@@ -101,7 +108,7 @@ def test_latent_ranks_read_what_rank_0_wrote(server):
 
 
 def test_a_latent_target_with_a_draft_of_heads_is_a_counted_miss(server):
-    """The engine lets rank 0 alone write the draft's heads: the others never hit, and no rank gets wrong heads."""
+    """The engine lets rank 0 alone write the draft's heads: no other rank hits, and none gets wrong heads."""
     deployment = Deployment(server.root, tp=2, latent=True, draft=True)
     first = server(deployment, [*KEEP, Step("stats")])
     assert [answers[2][0] for answers in first] == [0, 0]

@@ -1,4 +1,4 @@
-"""Requests that end early, slow and failing stores: no host slot is lost, no thread dies, no byte is wrong."""
+"""Requests that end early, slow and failing stores: no slot is lost, no thread dies, no byte is wrong."""
 
 from __future__ import annotations
 

@@ -1,0 +1,108 @@
+"""D06, D21, D23: ranks that disagree, host slots and failing disks, through the engine's own tree."""
+
+from __future__ import annotations
+
+import gc
+import random
+import resource
+import signal
+from pathlib import Path
+
+import pytest
+from harness import workers
+from harness.tree import FULL, SWA, Rank, sequence
+from harness.workers import Deployment, Step
+
+TOKENS = list(range(1, 25))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("shape", [{"tp": 2}, {"pp": 2}], ids=["tp2", "pp2"])
+def test_case_d06_a_rank_that_knows_nothing_makes_all_miss_and_none_hang(tmp_path, shape):
+    """Its store is closed under it: it contributes nothing, and all ranks agree on that, again and again."""
+    deployment = Deployment(tmp_path / "root", **shape)
+    steps = [
+        Step("store", TOKENS, 1),
+        Step("forget"),
+        Step("lose", seed=1),
+        Step("fetch", TOKENS),
+        Step("fetch", TOKENS),
+        Step("fetch", list(range(500, 524))),
+    ]
+    answers = workers.deploy(deployment, steps, tmp_path / "meeting")
+    assert [[answer[0] for answer in rank[3:]] for rank in answers] == [[0, 0, 0]] * 2
+    again = workers.deploy(deployment, [Step("fetch", TOKENS)], tmp_path / "meeting")
+    assert [rank[0] for rank in again] == [(24, rank[0]) for rank in answers]
+
+
+def open_files() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def resident() -> int:
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+@pytest.mark.parametrize("cfg", [FULL, SWA], ids=["full", "swa"])
+def test_case_d21_no_host_slot_is_lost_by_requests_that_end_early(rank, cfg):
+    """A third is cancelled, a third asks for what is not there, a third is fine."""
+    order = random.Random(21)
+    one = rank(cfg)
+    one.store(TOKENS, seed=1)
+    one.forget()
+    free = one.host_slots_free()
+    memory = handles = 0
+    for number in range(240):
+        if number == 60:
+            memory, handles = resident(), open_files()
+        match number % 3:
+            case 0:
+                handle = one.ask(TOKENS)
+                for _ in range(order.randrange(3)):
+                    one.tree.check_hicache_events()
+                one.tree.release_aborted_request(handle)
+            case 1:
+                assert one.prefetch(sequence(6, start=100 * number + 100)) == 0
+            case 2:
+                assert one.prefetch(TOKENS) == 24
+                one.forget()
+    one.pump(lambda: not one.tree.ongoing_prefetch)
+    one.pump(lambda: one.host_slots_free() == free)
+    assert one.controller.prefetch_tokens_occupied == 0
+    assert open_files() == handles
+    assert resident() - memory < 8 << 20
+
+
+def fill_disk_and_heal(root: str) -> list:
+    """In a process of its own: no file may grow for a while, as on a full disk; then it heals."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    told = []
+    with Rank(Path(root), FULL) as one:
+        free = one.host_slots_free()
+        _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+        try:
+            for number in range(4):
+                one.store(sequence(5, start=1000 * number), seed=number)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        told.append(one.controller.backup_thread.is_alive())
+        held = [one.store(sequence(5, start=10_000 + 1000 * number), seed=number) for number in range(4)]
+        one.forget()
+        told.append(one.host_slots_free() == free)
+        told.append([one.fetch(sequence(5, start=1000 * number)) for number in range(4)])
+        for number, expected in enumerate(held):
+            tokens = sequence(5, start=10_000 + 1000 * number)
+            told.append((one.fetch(tokens), one.bytes_of(tokens) == expected))
+    return told
+
+
+@pytest.mark.timeout(300)
+def test_case_d23_failing_writes_do_not_end_persistence(tmp_path):
+    """The thread lives, host memory comes back, and what is written after the disk healed is there."""
+    alive, back, lost, *kept = workers.run(fill_disk_and_heal, str(tmp_path / "root"))
+    assert alive
+    assert back
+    assert all(length in (0, 20) for length in lost)
+    assert kept == [(20, True)] * 4
