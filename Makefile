@@ -66,8 +66,15 @@ bench:  ## benchmarks against the physical limit in the same run
 		python benches/python/bench_tailing.py
 		python benches/python/bench_tool_start.py
 	)
-	. scripts/env.sh demo
-	PYTHONPATH=. python benches/python/bench_real_pages.py
+	(
+		. scripts/env.sh demo
+		PYTHONPATH=. python benches/python/bench_real_pages.py
+	)
+	scripts/with-target.sh cargo run --locked --release -p hicache-ranks --features simulator --example schedules
+	scripts/check-sglang.sh --python || exit 0
+	scripts/prepare.sh sglang
+	. scripts/env.sh sglang
+	python benches/python/bench_sglang.py
 
 wheel:  ## abi3 manylinux wheel in dist/, checked in an empty environment
 	@scripts/prepare.sh test

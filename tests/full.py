@@ -61,6 +61,16 @@ BARS = (
         RUST_PASSED,
         {"HICACHE_HOSTILE_CASES": "100000"},
     ),
+    Bar(
+        "agreement of ranks, 1,000,000 schedules with mixed faults",
+        (
+            *CARGO,
+            *("run", "--locked", "--release", "-p", "hicache-ranks", "--features", "simulator"),
+            *("--example", "walk", "--", "1000000", "0"),
+        ),
+        30,
+        r"(?m)^RESULT:",
+    ),
     Bar("Rust tests, release build", (*CARGO, "test", "--locked", "--release"), 30, RUST_PASSED),
     Bar(
         "50 kills of a writer, every page exact or missing",

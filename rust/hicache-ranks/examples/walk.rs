@@ -11,7 +11,7 @@ fn main() {
     let (count, first) = (arguments.next().unwrap_or(1_000_000), arguments.next().unwrap_or(0));
     let mut world = MixedWorld::new(30);
     match explore(&mut world, first, count) {
-        Ok(()) => println!("{count} schedules from seed {first} on, no violation"),
+        Ok(()) => println!("RESULT: {count} schedules from seed {first} on, no violation"),
         Err(failure) => {
             println!("{failure}\nshrunk: {}", shrink(&mut world, &failure, 4000));
             std::process::exit(1);

@@ -239,7 +239,7 @@ SIDECAR_NAMES = {
 
 def build(family: str, layout: str, shape: Shape = TINY):
     """A pool of a family."""
-    with host_memory_budget_scope(1 << 31):
+    with host_memory_budget_scope(1 << 33):
         return FAMILIES[family][0](layout, shape)
 
 
