@@ -181,8 +181,8 @@ def forget(root: Path) -> None:
                     os.close(descriptor)
 
 
-def move(one: Size, folder: Path, rounds: int) -> dict[tuple[str, str], Runs]:
-    """Set, cold get and warm get of one size by both backends, in turn."""
+def move(one: Size, folder: Path, rounds: int, io_mode: str) -> dict[tuple[str, str], Runs]:
+    """Set, cold get and warm get of one size by both backends, in turn; ours with this I/O mode."""
     pool = pools.build("mha", "page_first", one.shape)
     generator = torch.Generator().manual_seed(1)
     flat = pool.kv_buffer.view(-1)
@@ -193,7 +193,8 @@ def move(one: Size, folder: Path, rounds: int) -> dict[tuple[str, str], Runs]:
     for number in range(rounds):
         for kind in backends.KINDS if number % 2 else reversed(backends.KINDS):
             root = folder / f"{kind}-{number}"
-            controller = Controller(kind, root, pool)
+            extra = {"io_mode": io_mode} if kind == backends.OURS else None
+            controller = Controller(kind, root, pool, extra)
             keys = chain(one.pages, f"{one.name} {number}")
             settle(root)
             runs[kind, "set"].taken.append(measured(lambda c=controller, k=keys: c.set(k, 0)))
@@ -298,6 +299,7 @@ def main() -> int:
         "--root", type=Path, help="where to put the stores (default: a new folder in /var/tmp)"
     )
     parser.add_argument("--only", choices=[*SPEED_BARS, "exists"], help="one part alone")
+    parser.add_argument("--io-mode", default="auto", help="of our store: auto, buffered or direct")
     parser.add_argument("--strict", action="store_true", help="exit status 1 when a bar is missed")
     given = parser.parse_args()
     scale = 16 if given.small else 1
@@ -310,7 +312,7 @@ def main() -> int:
                 continue
             pages = one.pages // scale
             one = replace(one, pages=pages, shape=replace(one.shape, tokens=2 * pages * TOKENS))
-            runs = move(one, folder, given.rounds)
+            runs = move(one, folder, given.rounds, given.io_mode)
             volume = pages * TOKENS * one.shape.layers * one.shape.heads * one.shape.dim * 4
             for work in ("set", "cold", "warm"):
                 theirs, ours = runs[backends.FILE, work], runs[backends.OURS, work]
