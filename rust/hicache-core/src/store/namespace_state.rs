@@ -70,25 +70,17 @@ struct Tailing {
 
 /// What is known while all journals are read for the first time.
 struct Loading {
-    /// Segments that were in the folder before, and segments found missing since: none of these comes back.
+    /// Segments that were in the folder before.
     there: HashSet<SegmentId>,
-    gone: HashSet<SegmentId>,
+    /// Bodies of adds of other segments: of ones that are gone, mostly, or that came since.
+    deferred: Vec<Vec<u8>>,
     known: KnownUnits,
 }
 
 impl Loading {
-    /// Asks `look` only about a segment that is neither.
-    fn is_there(&mut self, segment: SegmentId, look: impl FnOnce(SegmentId) -> bool) -> bool {
-        if self.there.contains(&segment) {
-            return true;
-        }
-        if self.gone.contains(&segment) {
-            return false;
-        }
-        let is_there = look(segment);
-        let told = if is_there { &mut self.there } else { &mut self.gone };
-        told.insert(segment);
-        is_there
+    /// Takes note that a journal told of this unit.
+    fn know(&mut self, unit: &AddUnit) {
+        self.known.entry(unit.segment).or_default().push((unit.unit_offset, unit.unit_bytes));
     }
 }
 
@@ -227,7 +219,7 @@ impl NamespaceState {
         // Before the journals are read: a writer that is dead by now has said all it ever will.
         let there = self.segments_there().unwrap_or_default();
         let finished = self.finished_segments(&there);
-        let mut loading = Loading { there, gone: HashSet::new(), known: KnownUnits::new() };
+        let mut loading = Loading { there, deferred: Vec::new(), known: KnownUnits::new() };
         self.look_at_generation(&mut tailing, |generation| index.raise_generation(generation));
         let mut removes = Vec::new();
         let report = tailing.tail.poll(&mut |frame| {
@@ -236,6 +228,7 @@ impl NamespaceState {
             }
         });
         counters.add(Counter::JournalDamage, report.damaged_stretches);
+        self.add_deferred(&mut index, &mut loading);
         self.recover(&mut index, &finished, loading.known, counters, notices);
         tailing.pending = removes;
         if report.journals_gone {
@@ -406,6 +399,26 @@ impl NamespaceState {
         }
     }
 
+    /// Takes in the adds of segments that were not there before. By now all their frames are read, and a segment is
+    /// made before its first frame is written: one listing tells those that came from those that are gone.
+    fn add_deferred(&self, index: &mut Index, loading: &mut Loading) {
+        let deferred = std::mem::take(&mut loading.deferred);
+        let there = if deferred.is_empty() { None } else { self.segments_there().ok() };
+        let mut is_there = |segment: SegmentId| match &there {
+            Some(there) => there.contains(&segment),
+            None => self.is_there(segment),
+        };
+        for body in deferred {
+            let unit = frame::decode_add(&body, |unit: &AddUnit, run: AddRun<'_>| {
+                index.add_run(unit, &run, &mut is_there);
+            });
+            // What does not decode was counted when it was read.
+            if let Ok(unit) = unit {
+                loading.know(&unit);
+            }
+        }
+    }
+
     /// Takes one frame of this namespace into the index; removes are collected.
     fn apply(
         &self,
@@ -413,26 +426,28 @@ impl NamespaceState {
         frame: &Frame<'_>,
         counters: &Counters,
         removes: &mut Vec<Gone>,
-        mut loading: Option<&mut Loading>,
+        loading: Option<&mut Loading>,
     ) {
         let decoded = match frame.kind {
             FrameKind::Add => {
-                let mut is_there = |segment| match &mut loading {
-                    Some(loading) => loading.is_there(segment, |segment| self.is_there(segment)),
-                    None => self.is_there(segment),
-                };
+                let mut is_deferred = false;
                 let unit = frame::decode_add(frame.body, |unit: &AddUnit, run: AddRun<'_>| {
-                    index.add_run(unit, &run, &mut is_there);
-                });
-                unit.map(|unit| {
-                    if let Some(loading) = loading {
-                        loading
-                            .known
-                            .entry(unit.segment)
-                            .or_default()
-                            .push((unit.unit_offset, unit.unit_bytes));
+                    is_deferred |=
+                        loading.as_ref().is_some_and(|loading| !loading.there.contains(&unit.segment));
+                    if is_deferred {
+                        index.raise_generation(unit.generation);
+                    } else {
+                        index.add_run(unit, &run, &mut |segment| loading.is_some() || self.is_there(segment));
                     }
-                })
+                });
+                match loading {
+                    Some(loading) if is_deferred => {
+                        loading.deferred.push(frame.body.to_vec());
+                        unit.map(|_| ())
+                    }
+                    Some(loading) => unit.map(|unit| loading.know(&unit)),
+                    None => unit.map(|_| ()),
+                }
             }
             FrameKind::Remove | FrameKind::Quarantine => {
                 frame::decode_gone(frame.body).map(|mut records| removes.append(&mut records))
