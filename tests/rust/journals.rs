@@ -747,11 +747,7 @@ fn repair_without_any_journal_brings_back_all_that_was_not_removed() {
     store_pages(&live, "live", 2);
     let untouched = files_of(root.path(), live.process());
     let report = repair(root.path()).unwrap();
-    assert_eq!(
-        (report.processes_finished, report.units_told, report.is_unfinished),
-        (3, 3, false),
-        "{report:?}"
-    );
+    assert_eq!((report.processes, report.units_told, report.unfinished), (3, 3, false), "{report:?}");
     assert_eq!(files_of(root.path(), live.process()), untouched);
     let journals = files_ending(root.path(), ".idx");
     let again = repair(root.path()).unwrap();

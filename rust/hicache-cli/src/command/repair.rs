@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use hicache_core::store::repair::{RepairReport, repair};
+use hicache_core::store::repair::{FinishReport, repair};
 use serde_json::json;
 
 use crate::failure::Done;
@@ -26,27 +26,27 @@ impl Repair {
             true => output.document("repair", self.document(&report)),
             false => say(&report, output),
         }
-        Ok(if report.is_unfinished { PROBLEMS } else { FINE })
+        Ok(if report.unfinished { PROBLEMS } else { FINE })
     }
 
-    fn document(&self, report: &RepairReport) -> serde_json::Value {
+    fn document(&self, report: &FinishReport) -> serde_json::Value {
         json!({
             "root": self.root.to_string_lossy(),
-            "dead_processes": report.processes_finished,
+            "dead_processes": report.processes,
             "units_told": report.units_told,
             "segments_sealed": report.segments_sealed,
             "segments_removed": report.segments_removed,
             "journals_merged": report.journals_merged,
             "temporaries_removed": report.temporaries_removed,
             "freed_bytes": report.freed_bytes,
-            "is_unfinished": report.is_unfinished,
+            "is_unfinished": report.unfinished,
         })
     }
 }
 
-fn say(report: &RepairReport, output: &mut Output<'_>) {
+fn say(report: &FinishReport, output: &mut Output<'_>) {
     let counts = [
-        ("dead processes seen to", report.processes_finished),
+        ("dead processes seen to", report.processes),
         ("units told again", report.units_told),
         ("segments sealed", report.segments_sealed),
         ("empty segments removed", report.segments_removed),
@@ -57,7 +57,7 @@ fn say(report: &RepairReport, output: &mut Output<'_>) {
         output.line(&format!("{what:<24} {count}"));
     }
     output.line(&format!("{:<24} {}", "given back", size(report.freed_bytes)));
-    if report.is_unfinished {
+    if report.unfinished {
         output.words("some of it could not be done, or is in use by another process: try again");
     }
 }

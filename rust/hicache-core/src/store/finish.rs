@@ -81,7 +81,7 @@ impl Limits {
     }
 }
 
-/// What was done.
+/// What was done for the dead, by housekeeping or a repair.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct FinishReport {
     /// Processes that were dead and are finished now.
