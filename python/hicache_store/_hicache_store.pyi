@@ -503,6 +503,7 @@ class PoolView:
         page_bytes: int | None = None,
         *,
         packed: tuple[int, int] | None = None,
+        read_by_all: bool = False,
     ) -> Self:
         """Describes one pool of a view.
 
@@ -516,6 +517,9 @@ class PoolView:
                 pool and tile. A tile without tokens is compared when the view is opened.
             packed: The pool's pages as parts of larger host pages: first byte, and bytes of a whole host
                 page.
+            read_by_all: Whether other processes of this host read the same pages at about the same time.
+                They then come through the page cache, once from the disk for all, unless the store is
+                opened with `io_mode="direct"`.
 
         Raises:
             ConfigError: An unknown layout, or a negative number.
@@ -549,6 +553,10 @@ class PoolView:
     @property
     def packed(self) -> tuple[int, int] | None:
         """Byte offset of the part, and bytes of a whole host page, if given."""
+
+    @property
+    def read_by_all(self) -> bool:
+        """Whether other processes of this host read the same pages at about the same time."""
 
 @final
 class Region:
@@ -827,7 +835,9 @@ class Store:
             capacity: Budget of a new root: bytes, or text such as "500GiB" (2^30) or "500GB" (10^9), at least
                 16 MiB. An existing root keeps its own. None for half of the free space.
             read_only: Whether to open what exists and write nothing at all.
-            io_mode: "auto", "buffered" (through the page cache) or "direct" (past it, where that works).
+            io_mode: "buffered" (through the page cache), "direct" (past it, where that works) or "auto":
+                written through the cache, read through it what is there or is asked for again, and past it
+                what is not.
             io_threads: Threads for payload I/O and checksums, 1 to 256; None for two for each core, 4 to 16.
             durable: Whether each batch is synced to the disk before it is published.
             verify: Whether every restored byte is checked.

@@ -17,6 +17,7 @@ mod layouts;
 mod many_processes;
 mod namespaces;
 mod news;
+mod page_cache;
 mod per_call;
 mod plans;
 mod readiness;

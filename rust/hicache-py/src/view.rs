@@ -32,13 +32,23 @@ pub(crate) struct PyPoolView {
     required: bool,
     page_bytes: Option<u64>,
     packed: Option<(u64, u64)>,
+    read_by_all: bool,
 }
 
 impl PyPoolView {
     /// A required pool of which every page must be there.
     pub(crate) fn whole(pool: &PyPool, tile: PyTile, layout: LayoutName) -> Self {
         let (pool, policy) = (pool.clone(), HitPolicy::AllPages);
-        PyPoolView { pool, tile, layout, policy, required: true, page_bytes: None, packed: None }
+        PyPoolView {
+            pool,
+            tile,
+            layout,
+            policy,
+            required: true,
+            page_bytes: None,
+            packed: None,
+            read_by_all: false,
+        }
     }
 
     /// Whether the pool's pages are parts of larger host pages.
@@ -50,8 +60,15 @@ impl PyPoolView {
     pub(crate) fn resolve(&self, page_size: u32) -> Result<ViewPool> {
         let tile = self.tile.resolve(page_size)?;
         self.check_page_bytes(&tile)?;
-        let (pool, layout) = (self.pool.inner.clone(), self.layout);
-        Ok(ViewPool { pool, tile, layout, packed: self.packed, policy: self.policy, required: self.required })
+        Ok(ViewPool {
+            pool: self.pool.inner.clone(),
+            tile,
+            layout: self.layout,
+            packed: self.packed,
+            policy: self.policy,
+            required: self.required,
+            read_by_all: self.read_by_all,
+        })
     }
 
     fn check_page_bytes(&self, tile: &hicache_core::Tile) -> Result<()> {
@@ -70,7 +87,8 @@ impl PyPoolView {
 #[pymethods]
 impl PyPoolView {
     #[new]
-    #[pyo3(signature = (pool, tile, layout="page_first", policy=None, required=true, page_bytes=None, *, packed=None))]
+    #[pyo3(signature = (pool, tile, layout="page_first", policy=None, required=true, page_bytes=None, *, packed=None, read_by_all=false))]
+    #[expect(clippy::too_many_arguments, reason = "they are the named arguments of a Python constructor")]
     fn new(
         pool: &PyPool,
         tile: &PyTile,
@@ -79,6 +97,7 @@ impl PyPoolView {
         required: bool,
         page_bytes: Option<i64>,
         packed: Option<(i64, i64)>,
+        read_by_all: bool,
     ) -> Result<Self> {
         let packed = packed.map(|(offset, host_page)| -> Result<_> {
             Ok((to_u64("packed part offset", offset)?, to_u64("packed host page bytes", host_page)?))
@@ -91,6 +110,7 @@ impl PyPoolView {
             required,
             page_bytes: page_bytes.map(|bytes| to_u64("page_bytes", bytes)).transpose()?,
             packed: packed.transpose()?,
+            read_by_all,
         };
         if let Some(tile) = view.tile.resolved() {
             view.check_page_bytes(&tile)?;
@@ -138,6 +158,12 @@ impl PyPoolView {
     #[getter]
     fn packed(&self) -> Option<(u64, u64)> {
         self.packed
+    }
+
+    /// Whether other processes of this host read the same pages at about the same time.
+    #[getter]
+    fn read_by_all(&self) -> bool {
+        self.read_by_all
     }
 
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {

@@ -18,7 +18,7 @@ use crate::key::PageKey;
 use crate::store::Inner;
 use crate::store::chunk::{cut, pieces_checksum};
 use crate::store::counters::Counter;
-use crate::store::io::{IoEngine, Panicked, Read, SegmentFile, is_late, late};
+use crate::store::io::{IoEngine, Panicked, Read, SegmentFile, Way, is_late, late};
 use crate::store::landing::Landing;
 use crate::store::namespace_state::NamespaceState;
 use crate::store::notices::Level;
@@ -248,7 +248,7 @@ impl Reader<'_> {
                 offset: part.unit_offset.saturating_add(start),
                 len: end.saturating_sub(start),
                 into,
-                through_cache: false,
+                way: if self.pools[part.pool].spec.read_by_all { Way::Shared } else { Way::Payload },
             });
             true
         });
@@ -319,7 +319,7 @@ impl Reader<'_> {
                 offset: part.location.entries_offset + u64::from(part.location.ordinal) * entry_bytes,
                 len: group.len() as u64 * entry_bytes,
                 into: None,
-                through_cache: true,
+                way: Way::Cache,
             });
         }
         self.engine.read_batch(&reads, self.deadline, &|index, done| {

@@ -40,12 +40,23 @@ pub struct ViewPool {
     pub policy: HitPolicy,
     /// Whether a prefix without this pool is no hit.
     pub required: bool,
+    /// Whether other processes of this host read the same pages at about the same time: these come through the page
+    /// cache, once from the disk for all, unless the store is opened with `IoMode::Direct`.
+    pub read_by_all: bool,
 }
 
 impl ViewPool {
     /// A required pool of which every page must be there.
     pub fn new(pool: Pool, tile: Tile, layout: LayoutName) -> Self {
-        ViewPool { pool, tile, layout, packed: None, policy: HitPolicy::AllPages, required: true }
+        ViewPool {
+            pool,
+            tile,
+            layout,
+            packed: None,
+            policy: HitPolicy::AllPages,
+            required: true,
+            read_by_all: false,
+        }
     }
 }
 
