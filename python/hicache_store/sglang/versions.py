@@ -79,7 +79,7 @@ class EngineFacts:
     total_heads: Mapping[str, int] = field(default_factory=dict)
     """KV heads over all tensor-parallel ranks, by the name of the pool."""
     kv_dtype: str | None = None
-    """Element type of the cache, where it is an 8-bit float and the pools only say that they hold bytes."""
+    """Element type of the cache, where it is an 8-bit or 4-bit float and the pools only say that they hold bytes."""
     draft_model: str | None = None
     """Folder or hub name of the draft model's weights, with revision and cache type where they were named."""
     overrides: str | None = None
@@ -206,6 +206,8 @@ def _kv_dtype(args: Any) -> str | None:
         chosen = str(get_model().kv_cache_dtype)
     except (ImportError, ValueError, AttributeError):
         chosen = str(getattr(args, "kv_cache_dtype", ""))
+    if chosen.startswith("fp4"):
+        return chosen
     if not chosen.startswith("fp8_"):
         return None  # "auto" may be an 8-bit float too, by the checkpoint: it does not say which
     from sglang.srt.utils import is_hip
