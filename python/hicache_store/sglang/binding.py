@@ -523,8 +523,8 @@ def _dtype(dtype: torch.dtype, facts: EngineFacts, opaque: str) -> tuple[str, tu
         return _name(dtype), ()
     if (facts.kv_dtype or "").startswith("fp4"):
         raise UnsupportedError(
-            f"rows of {facts.kv_dtype} keep their block scales in a buffer of their own, and this host pool has none: "
-            "a restored page would be read with the scales of another"
+            f"rows of {facts.kv_dtype} keep their block scales in a buffer of their own, and this host pool "
+            "has none: a restored page would be read with the scales of another"
         )
     return ("uint8", (opaque,)) if facts.kv_dtype is None else (facts.kv_dtype, ())
 

@@ -79,7 +79,7 @@ class EngineFacts:
     total_heads: Mapping[str, int] = field(default_factory=dict)
     """KV heads over all tensor-parallel ranks, by the name of the pool."""
     kv_dtype: str | None = None
-    """Element type of the cache, where it is an 8-bit or 4-bit float and the pools only say that they hold bytes."""
+    """Element type of the cache, where it is a float of 8 or 4 bits and the pools only say "bytes"."""
     draft_model: str | None = None
     """Folder or hub name of the draft model's weights, with revision and cache type where they were named."""
     overrides: str | None = None

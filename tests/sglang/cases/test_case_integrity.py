@@ -99,7 +99,7 @@ def test_case_d09_scales_inside_the_row_come_back(open_backend, put):
 def test_case_d09_four_bit_rows_without_a_scale_buffer_are_refused_at_start(
     open_backend, put, monkeypatch, family
 ):
-    """The engine's own host pools refuse them too, at present; what one of another release lets through is refused here."""
+    """The engine's own host pools refuse them too, at present; one of another release may not."""
     pool = pools.build(family, "page_first", dataclasses.replace(pools.TINY, dtype=torch.uint8))
     args = SimpleNamespace(kv_cache_dtype="fp4_e2m1", model_path=None, _model_config=None)
     monkeypatch.setattr(versions, "_server_args", lambda: args)
