@@ -12,6 +12,7 @@ pub mod fork;
 pub mod lock;
 pub mod probe;
 mod region;
+pub mod segment_plan;
 
 pub use aligned::AlignedBuffer;
 pub use region::{OutOfBounds, Region};
