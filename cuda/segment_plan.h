@@ -59,7 +59,7 @@ typedef struct Segment {
   SegmentSide destination;
   hicache_u32 items;      /* items * groups < 2^31 */
   hicache_u32 groups;     /* runs of an item, at least 1 */
-  hicache_u32 run_bytes;  /* contiguous on both sides, at least 1 */
+  hicache_u32 run_bytes;  /* contiguous on both sides, 1 to 2^31 - 1 */
   hicache_u32 lanes_log2; /* 2^lanes_log2 threads share a run, 0 to 5 */
 } Segment;
 

@@ -264,7 +264,7 @@ impl Segment {
         run_bytes: u32,
     ) -> Result<Segment, PlanError> {
         error::in_range("groups", groups, 1, u32::MAX)?;
-        error::in_range("run bytes", run_bytes, 1, u32::MAX)?;
+        error::in_range("run bytes", run_bytes, 1, MAX_COUNT - 1)?;
         error::in_range("items * groups", u64::from(items) * u64::from(groups), 0, MAX_COUNT - 1)?;
         let segment = Segment { source, destination, items, groups, run_bytes, lanes_log2: 0 };
         Ok(Segment { lanes_log2: segment.lanes(), ..segment })
@@ -298,7 +298,7 @@ impl Segment {
             Some(IndexKind::Page) => self.source.page_size,
             _ => self.destination.page_size,
         };
-        let run_bytes = self.run_bytes.checked_mul(size);
+        let run_bytes = self.run_bytes.checked_mul(size).filter(|&bytes| bytes < MAX_COUNT);
         let sides = [&self.source, &self.destination].map(|side| side.whole_pages(size, self.run_bytes));
         let ([Some(source), Some(destination)], Some(run_bytes)) = (sides, run_bytes) else { return *self };
         if size <= 1 || !self.items.is_multiple_of(size) {

@@ -82,7 +82,7 @@ impl SegmentPlan {
 impl Segment {
     fn check_counts(&self) -> Result<(), PlanError> {
         in_range("groups", self.groups, 1, u32::MAX)?;
-        in_range("run bytes", self.run_bytes, 1, u32::MAX)?;
+        in_range("run bytes", self.run_bytes, 1, MAX_COUNT - 1)?;
         in_range("items * groups", u64::from(self.items) * u64::from(self.groups), 0, MAX_COUNT - 1)?;
         in_range("lanes_log2", self.lanes_log2, 0, 5)
     }
