@@ -32,6 +32,9 @@ bool host_check(uint64_t address, uint64_t bytes, uint64_t alignment, HostAccess
 // Notes that `bytes` at `address` were written.
 void host_written(uint64_t address, uint64_t bytes);
 
+// Calls body(arguments) for each thread of grid * block, in an order drawn by `seed`, or in order for seed 0.
+void host_launch(uint32_t grid, uint32_t block, uint64_t seed, void (*body)(const void*), const void* arguments);
+
 template <typename Vector>
 Vector host_load(const Vector* from) {
   Vector v{};

@@ -18,8 +18,9 @@ RED_ZONE = 256
 class Pool:
     """Rows of all layers and components: random bytes, in the order of `axes`, perhaps with gaps."""
 
-    def __init__(self, rng, axes, sizes, gaps=(), offset=0):
+    def __init__(self, rng, axes, sizes, gaps=(), offset=0, row_stride=None):
         shape = [sizes[a] + (a in gaps) for a in axes]
+        shape[-1] = row_stride or sizes["d"]
         self.raw = rng.integers(0, 256, int(np.prod(shape)) + 2 * RED_ZONE + 128, dtype=np.uint8)
         self.start = -self.raw.ctypes.data % 64 + RED_ZONE + offset
         self.axes, self.shape, self.sizes = axes, shape, sizes
@@ -85,6 +86,8 @@ def copy_layer(shim, source, destination, indices, layer, items, **launch):
         segment(source.side(k, layer, from_index), destination.side(k, layer, to_index), items, sizes["g"], sizes["d"])
         for k in range(sizes["c"])
     ]
+    # Nothing may be there already: an earlier copy of the same rows.
+    np.invert(destination.raw, out=destination.raw)
     want, before = destination.raw.copy(), source.raw.copy()
     both = from_index.valid[:items] & to_index.valid[:items]
     chosen = [part[:items][both] for part in (from_index.page, from_index.slot, to_index.page, to_index.slot)]

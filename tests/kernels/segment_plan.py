@@ -147,8 +147,16 @@ class Shim:
         return found
 
 
-def build_shim(cuda, out):
-    """Compiles the sources in `cuda` into `out`."""
-    command = "g++ -std=c++17 -O1 -g -shared -fPIC -Wall -Wextra -Werror -fsanitize=undefined -fno-sanitize-recover=all"
-    subprocess.run((*command.split(), str(Path(cuda) / "host_shim.cpp"), "-o", str(out)), check=True, text=True)
+FLAGS = ("-std=c++17", "-O1", "-fPIC", "-fsanitize=undefined", "-fno-sanitize-recover=all")
+
+
+def compile_host(source, out, *flags):
+    """Compiles one C++ file of the shim into an object."""
+    subprocess.run(("g++", *FLAGS, *flags, "-c", str(source), "-o", str(out)), check=True)
+    return out
+
+
+def link_shim(objects, out):
+    """Links objects into the library that `Shim` loads."""
+    subprocess.run(("g++", "-shared", "-fsanitize=undefined", *map(str, objects), "-o", str(out)), check=True)
     return out

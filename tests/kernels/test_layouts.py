@@ -13,10 +13,12 @@ def launches(rng, segments_width):
     kernels = [None, MIXED, *(width for width in WIDTHS if width < segments_width)]
     if segments_width == 16:
         kernels.append(BULK)
+    width = kernels[rng.integers(len(kernels))]
     return {
-        "width": kernels[rng.integers(len(kernels))],
+        "width": width,
         "grid": int(rng.integers(1, 4)),
-        "block": int(rng.choice([32, 64, 96, 1024])),
+        # Of the bulk kernel: how many lanes of a warp work.
+        "block": int(rng.choice([3, 8, 32] if width == BULK else [32, 64, 96, 1024])),
         "seed": int(rng.integers(1, 2**32)),
         "stage_bytes": int(rng.choice([128, 256, 2048])),
     }
@@ -98,12 +100,12 @@ def test_named_layouts_to_device_rows_and_back(shim, layout, page_size):
 @pytest.mark.parametrize("seed", range(5))
 def test_the_result_does_not_depend_on_the_order_of_threads(shim, seed):
     rng = np.random.default_rng(99)
-    sizes = {"c": 2, "l": 1, "p": 4, "s": 5, "g": 2, "d": 96}
+    sizes = {"c": 2, "l": 1, "p": 4, "s": 5, "g": 2, "d": 160}
     host, device = Pool(rng, "pglcsd", sizes), Pool(rng, "clpsgd", sizes)
     pair = [Index(rng, kind, 5, 4, chosen_pages(rng, 4, 4)) for kind in (PAGE, TOKEN)]
     assert vector_bytes_of(host, device, pair) == 16
-    for width in (16, 4, MIXED, BULK):
-        copy_layer(shim, host, device, pair, 0, 20, width=width, grid=3, block=64, seed=seed)
+    for width, block in ((16, 64), (4, 64), (MIXED, 96), (BULK, 32), (BULK, 5)):
+        copy_layer(shim, host, device, pair, 0, 20, width=width, grid=3, block=block, seed=seed, stage_bytes=128)
 
 
 def vector_bytes_of(source, destination, pair):

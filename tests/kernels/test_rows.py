@@ -32,6 +32,18 @@ def test_rows_of_any_size_make_the_round_trip(shim, row, pages):
     assert np.array_equal(back.view()[0, 0, chosen], host.view()[0, 0, chosen])
 
 
+@pytest.mark.parametrize("row", [2, 20, 24, 31, 36, 700])
+def test_rows_shorter_than_their_strides(shim, row):
+    """Strides that are multiples of 16 say nothing about the rows."""
+    rng = np.random.default_rng(row)
+    whole = -(-row // 16) * 16
+    sizes = {"c": 2, "l": 1, "p": 3, "s": 2, "g": 2, "d": row}
+    host, device = (Pool(rng, axes, sizes, row_stride=whole) for axes in ("cpslgd", "clpsgd"))
+    on_host, on_device = (Index(rng, kind, 2, 3, rng.permutation(3)) for kind in (PAGE, TOKEN))
+    for width in (None, MIXED):
+        assert copy_layer(shim, host, device, (on_host, on_device), 0, 6, width=width) == 0
+
+
 @pytest.mark.parametrize("index_type", [np.int32, np.int64])
 @pytest.mark.parametrize("row", [16, 656, 4097])
 def test_offsets_past_two_to_the_31(shim, row, index_type):
