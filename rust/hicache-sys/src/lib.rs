@@ -11,6 +11,7 @@ pub mod cuda;
 pub mod file;
 pub mod fork;
 pub mod lock;
+pub mod memory;
 pub mod probe;
 mod region;
 
