@@ -7,9 +7,11 @@
 #![expect(unsafe_code, reason = "the one crate of the workspace that may, see the crate documentation")]
 
 mod aligned;
+pub mod cuda;
 pub mod file;
 pub mod fork;
 pub mod lock;
+pub mod memory;
 pub mod probe;
 mod region;
 pub mod segment_plan;
