@@ -6,6 +6,7 @@
 //! the memory they may touch, and walks them on the CPU. It knows neither pools nor drivers.
 
 mod check;
+mod copies;
 mod cpu;
 mod disjoint;
 mod error;
@@ -14,6 +15,7 @@ mod gather;
 mod tests;
 
 pub use check::{Extent, Extents};
+pub use copies::copies_of;
 pub use cpu::{IndexSlice, Memory, run_on_cpu};
 pub use error::{PlanError, Side};
 pub use gather::{GatherRank, GatherShape, gather_pack, gather_unpack};

@@ -115,7 +115,7 @@ fn move_segment(segment: &Segment, source: &Walk<'_>, destination: &Walk<'_>) ->
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+pub(super) enum Place {
     /// Offset of the item from the side's base.
     Slot(i64),
     Padding,
@@ -123,14 +123,18 @@ enum Place {
 }
 
 /// One side with the memory that holds it.
-struct Walk<'a> {
+pub(super) struct Walk<'a> {
     side: &'a SegmentSide,
     regions: &'a [&'a Region],
     index: Option<IndexSlice<'a>>,
 }
 
 impl<'a> Walk<'a> {
-    fn new(side: &'a SegmentSide, regions: &'a [&'a Region], index: &'a [IndexSlice<'a>]) -> Walk<'a> {
+    pub(super) fn new(
+        side: &'a SegmentSide,
+        regions: &'a [&'a Region],
+        index: &'a [IndexSlice<'a>],
+    ) -> Walk<'a> {
         let holds = |index: &&IndexSlice<'_>| {
             let Extent { base, len } = index.extent();
             (base..base + len).contains(&side.index)
@@ -140,7 +144,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Validation knows where indices are, not how wide: here a vector of the other width is refused.
-    fn check_index(&self, segment: usize, side: Side, items: u32) -> Result<(), PlanError> {
+    pub(super) fn check_index(&self, segment: usize, side: Side, items: u32) -> Result<(), PlanError> {
         let len = self.side.index_len(items);
         if len == 0 || self.index.is_some_and(|index| index.get(len - 1).is_some()) {
             return Ok(());
@@ -149,7 +153,7 @@ impl<'a> Walk<'a> {
         Err(PlanError::IndexOutsideExtents { segment, side, address: self.side.index, bytes })
     }
 
-    fn place(&self, item: u32) -> Place {
+    pub(super) fn place(&self, item: u32) -> Place {
         let side = self.side;
         let (quotient, rest) = side.divide(item);
         let (position, slot) = match IndexKind::from_code(side.index_kind) {
@@ -175,10 +179,15 @@ impl<'a> Walk<'a> {
         Place::Slot(i64::from(page) * side.page_stride + i64::from(slot) * side.slot_stride)
     }
 
-    /// Where the run of `group` is, checked once more against the region that holds it.
-    fn pointer(&self, place: i64, group: u32, len: u64) -> Option<*mut u8> {
+    /// Address of the run of `group`.
+    pub(super) fn address(&self, place: i64, group: u32) -> u64 {
         let offset = place + i64::from(group) * self.side.group_stride;
-        let address = self.side.base.wrapping_add_signed(offset);
+        self.side.base.wrapping_add_signed(offset)
+    }
+
+    /// Where that run is, checked once more against the region that holds it.
+    fn pointer(&self, place: i64, group: u32, len: u64) -> Option<*mut u8> {
+        let address = self.address(place, group);
         self.regions.iter().find_map(|region| {
             let offset = address.checked_sub(region.address() as u64)?;
             region.pointer(offset, len).ok()
