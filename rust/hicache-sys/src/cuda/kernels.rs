@@ -148,11 +148,11 @@ impl Loaded {
         let place = LOADED
             .get(ordinal as usize)
             .ok_or_else(|| format!("expected a device below {MAX_DEVICES}, found {ordinal}"))?;
-        Ok(place.get_or_init(|| Loaded::look(ordinal, wanted)))
+        Ok(place.get_or_init(|| Loaded::look(ordinal, wanted, EMBEDDED)))
     }
 
-    /// Looks for kernels for device `ordinal`.
-    pub fn look(ordinal: u32, wanted: Wanted) -> Loaded {
+    /// Looks for kernels for device `ordinal`, first in the image `embedded`.
+    pub fn look(ordinal: u32, wanted: Wanted, embedded: &[u8]) -> Loaded {
         let mut report = Report { chosen: Source::Cpu, capability: 0, steps: Vec::new() };
         if wanted == Wanted::Off {
             report.steps.push((Source::Cpu, format!("{} is off", Wanted::VARIABLE)));
@@ -168,7 +168,7 @@ impl Loaded {
         match device_facts(driver, ordinal) {
             Ok(facts) => {
                 report.capability = facts.0;
-                look_on(driver, ordinal, facts, wanted, report)
+                look_on(driver, ordinal, facts, wanted, embedded, report)
             }
             Err(error) => {
                 report.steps.push((Source::Cpu, format!("device {ordinal}: {error}")));
@@ -192,6 +192,7 @@ fn look_on(
     ordinal: u32,
     facts: (u32, u32),
     wanted: Wanted,
+    embedded: &[u8],
     mut report: Report,
 ) -> Loaded {
     let capability = facts.0;
@@ -215,7 +216,7 @@ fn look_on(
         let _: Option<Kernels> = attempt(Source::CopyEngine, Err(why));
     } else {
         if matches!(wanted, Wanted::Auto | Wanted::Embedded) {
-            kernels = attempt(Source::Embedded, Ok((EMBEDDED.to_vec(), "built in".to_owned())));
+            kernels = attempt(Source::Embedded, Ok((embedded.to_vec(), "built in".to_owned())));
         }
         if kernels.is_none() && matches!(wanted, Wanted::Auto | Wanted::Nvrtc) {
             let image = Nvrtc::open().and_then(|nvrtc| compiled(&nvrtc, capability));
@@ -333,7 +334,7 @@ mod tests {
 
     #[test]
     fn off_asks_no_driver() {
-        let loaded = Loaded::look(0, Wanted::Off);
+        let loaded = Loaded::look(0, Wanted::Off, EMBEDDED);
         assert!(loaded.kernels.is_none());
         assert_eq!(loaded.report.chosen, Source::Cpu);
         assert_eq!(loaded.report.steps.len(), 1);
@@ -344,7 +345,7 @@ mod tests {
         if Driver::get().is_ok() {
             return;
         }
-        let loaded = Loaded::look(0, Wanted::Auto);
+        let loaded = Loaded::look(0, Wanted::Auto, EMBEDDED);
         assert_eq!(loaded.report.chosen, Source::Cpu);
         assert!(loaded.report.steps[0].1.contains("CUDA"), "{:?}", loaded.report);
     }
