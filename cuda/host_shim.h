@@ -52,9 +52,9 @@ void host_store(Vector* to, Vector v) {
 
 // A bad index reads as padding.
 template <typename Integer>
-long long host_load_index(const Integer* from) {
-  if (!host_check(reinterpret_cast<uintptr_t>(from), sizeof(Integer), sizeof(Integer), HOST_INDEX)) return -1;
-  return *from;
+Integer host_load_index(uint64_t address) {
+  if (!host_check(address, sizeof(Integer), sizeof(Integer), HOST_INDEX)) return -1;
+  return *reinterpret_cast<const Integer*>(address);
 }
 
 // What a bulk copy does: addresses and length are multiples of 16.

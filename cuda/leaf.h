@@ -16,6 +16,12 @@ struct __align__(8) Vector8 {
   hicache_u32 x, y;
 };
 
+// An index on its way: one of the two is loaded, of 4 or of 8 bytes, or none of 0 bytes.
+struct IndexWords {
+  hicache_i32 narrow;
+  hicache_i64 wide;
+};
+
 #if defined(__CUDA_ARCH__)
 
 static __device__ __forceinline__ Vector16 load(const Vector16* from) {
@@ -62,9 +68,18 @@ static __device__ __forceinline__ hicache_u8 load(const hicache_u8* from) {
 static __device__ __forceinline__ void store(hicache_u8* to, hicache_u8 v) {
   asm volatile("st.global.cg.u8 [%0], %1;" ::"l"(to), "r"(static_cast<hicache_u32>(v)) : "memory");
 }
-template <typename Integer>
-static __device__ __forceinline__ hicache_i64 load_index(const Integer* from) {
-  return *from;
+// Predicated loads without a branch or a conversion behind them: nothing waits until the value is looked at.
+static __device__ __forceinline__ IndexWords load_index(hicache_u64 address, hicache_u32 bytes) {
+  IndexWords words = {0, 0};
+  asm volatile(
+      "{ .reg .pred is_narrow, is_wide;\n"
+      "  setp.eq.u32 is_narrow, %2, 4;\n"
+      "  setp.eq.u32 is_wide, %2, 8;\n"
+      "  @is_narrow ld.global.u32 %0, [%3];\n"
+      "  @is_wide ld.global.u64 %1, [%3]; }"
+      : "+r"(words.narrow), "+l"(words.wide)
+      : "r"(bytes), "l"(address));
+  return words;
 }
 
 #elif defined(HICACHE_HOST_SHIM)
@@ -77,9 +92,11 @@ template <typename Vector>
 static inline void store(Vector* to, Vector v) {
   host_store(to, v);
 }
-template <typename Integer>
-static inline hicache_i64 load_index(const Integer* from) {
-  return host_load_index(from);
+static inline IndexWords load_index(hicache_u64 address, hicache_u32 bytes) {
+  IndexWords words = {0, 0};
+  if (bytes == 4) words.narrow = host_load_index<hicache_i32>(address);
+  if (bytes == 8) words.wide = host_load_index<hicache_i64>(address);
+  return words;
 }
 
 #else  // The host pass of nvcc looks at the source and runs nothing of it.
@@ -88,8 +105,7 @@ template <typename Vector>
 static __device__ Vector load(const Vector* from);
 template <typename Vector>
 static __device__ void store(Vector* to, Vector v);
-template <typename Integer>
-static __device__ hicache_i64 load_index(const Integer* from);
+static __device__ IndexWords load_index(hicache_u64 address, hicache_u32 bytes);
 
 #endif
 

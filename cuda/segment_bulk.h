@@ -31,13 +31,13 @@ struct Piece {
   hicache_u32 bytes;
 };
 
-// Piece p of a run of row `row`.
-HICACHE_DEVICE Piece piece_of(const Segment& segment, const Row& row, hicache_u32 p, hicache_u32 stage_bytes) {
+// Piece p of the run at `places`.
+HICACHE_DEVICE Piece piece_of(const Segment& segment, const Places& places, hicache_u32 p, hicache_u32 stage_bytes) {
   const hicache_u32 offset = p * stage_bytes;
   const hicache_u32 left = segment.run_bytes - offset;
   Piece piece;
-  piece.source = source_address(segment, row) + offset;
-  piece.destination = destination_address(segment, row) + offset;
+  piece.source = places.source + offset;
+  piece.destination = places.destination + offset;
   piece.bytes = left < stage_bytes ? left : stage_bytes;
   return piece;
 }
@@ -118,13 +118,14 @@ HICACHE_DEVICE void bulk_copy(const SegmentPlan& plan, const BulkShape& shape, B
     const Segment& segment = plan.segment[number];
     const hicache_u32 rows = segment.items * segment.groups;
     if (worker >= rows) continue;
-    Row next = load_row(segment, worker);
+    Row next = load_row(segment, worker, rows);
     for (hicache_u32 r = worker; r < rows; r += workers) {
       const Row row = next;
-      if (r + workers < rows) next = load_row(segment, r + workers);
-      if (!row_takes_part(plan, number, row)) continue;
+      next = load_row(segment, r + workers, rows);
+      Places places;
+      if (!find_places(plan, number, row, places)) continue;
       for (hicache_u32 p = 0; p * shape.stage_bytes < segment.run_bytes; ++p)
-        bulk_move(lane, piece_of(segment, row, p, shape.stage_bytes));
+        bulk_move(lane, piece_of(segment, places, p, shape.stage_bytes));
     }
   }
   bulk_end(lane);

@@ -11,7 +11,6 @@
 //   needs:   what SegmentPlan::validate (Rust) checks: the kernels trust the plan
 #include "segment_plan.h"
 
-#include "leaf.h"
 #include "segment_walk.h"
 #include "segment_bulk.h"
 
@@ -59,12 +58,13 @@ HICACHE_DEVICE void copy_segment(const SegmentPlan& plan, hicache_u32 number) {
   const hicache_u32 rows = segment.items * segment.groups;
   const hicache_u32 vectors = segment.run_bytes / static_cast<hicache_u32>(sizeof(Vector));
   if (worker >= rows) return;
-  Row next = load_row(segment, worker);
+  Row next = load_row(segment, worker, rows);
   for (hicache_u32 r = worker; r < rows; r += workers) {
     const Row row = next;
-    if (r + workers < rows) next = load_row(segment, r + workers);
-    if (row_takes_part(plan, number, row))
-      copy_run<Vector>(source_address(segment, row), destination_address(segment, row), vectors, lane, lanes);
+    next = load_row(segment, r + workers, rows);
+    Places places;
+    if (find_places(plan, number, row, places))
+      copy_run<Vector>(places.source, places.destination, vectors, lane, lanes);
   }
 }
 
@@ -143,8 +143,8 @@ extern "C" __global__ void __launch_bounds__(HICACHE_REGISTER_THREADS, 1)
                         hicache_u32* seen, IndexReport* report) {
   const hicache_u32 threads = gridDim.x * blockDim.x;
   for (hicache_u32 i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += threads) {
-    const hicache_i64 v = index_bytes == 4 ? load_index(reinterpret_cast<const hicache_i32*>(index) + i)
-                                           : load_index(reinterpret_cast<const hicache_i64*>(index) + i);
+    const IndexWords words = load_index(index + static_cast<hicache_u64>(i) * index_bytes, index_bytes);
+    const hicache_i64 v = index_value(words, index_bytes);
     if (v < 0) {
       atomicAdd(&report->padding, 1u);
       continue;

@@ -3,6 +3,7 @@
 #ifndef HICACHE_SEGMENT_WALK_H
 #define HICACHE_SEGMENT_WALK_H
 
+#include "leaf.h"
 #include "segment_plan.h"
 
 #define HICACHE_DEVICE static __device__ __forceinline__
@@ -13,12 +14,15 @@ HICACHE_DEVICE hicache_u32 page_of(const SegmentSide& side, hicache_u32 number) 
   return static_cast<hicache_u32>(product >> 32) >> side.page_shift;
 }
 
-// What an item's index holds; loaded early, looked at late. 0 without an index.
-HICACHE_DEVICE hicache_i64 load_item_index(const SegmentSide& side, hicache_u32 item) {
-  if (side.index_kind == SEGMENT_INDEX_IDENTITY) return 0;
+// An item's index, loaded early and looked at late; nothing is loaded unless `is_wanted`, nor without an index.
+HICACHE_DEVICE IndexWords load_item_index(const SegmentSide& side, hicache_u32 item, bool is_wanted) {
   const hicache_u32 position = side.index_kind == SEGMENT_INDEX_PAGE ? page_of(side, item) : item;
-  if (side.index_bytes == 4) return load_index(reinterpret_cast<const hicache_i32*>(side.index) + position);
-  return load_index(reinterpret_cast<const hicache_i64*>(side.index) + position);
+  const hicache_u32 bytes = is_wanted && side.index_kind != SEGMENT_INDEX_IDENTITY ? side.index_bytes : 0;
+  return load_index(side.index + static_cast<hicache_u64>(position) * side.index_bytes, bytes);
+}
+
+HICACHE_DEVICE hicache_i64 index_value(const IndexWords& words, hicache_u32 bytes) {
+  return bytes == 4 ? words.narrow : words.wide;
 }
 
 // Whether the side takes part; `past_limit` is set where the index is at or past the limit.
@@ -49,35 +53,39 @@ HICACHE_DEVICE hicache_u64 run_address(const SegmentSide& side, hicache_u32 item
 struct Row {
   hicache_u32 item;
   hicache_u32 group;
-  hicache_i64 source_index;
-  hicache_i64 destination_index;
+  IndexWords source;
+  IndexWords destination;
 };
 
-HICACHE_DEVICE Row load_row(const Segment& segment, hicache_u32 r) {
+// Row r, or a row of no meaning where r is not below `rows`.
+HICACHE_DEVICE Row load_row(const Segment& segment, hicache_u32 r, hicache_u32 rows) {
   Row row;
   row.group = segment.groups == 1 ? 0 : r / segment.items;
   row.item = r - row.group * segment.items;
-  row.source_index = load_item_index(segment.source, row.item);
-  row.destination_index = load_item_index(segment.destination, row.item);
+  row.source = load_item_index(segment.source, row.item, r < rows);
+  row.destination = load_item_index(segment.destination, row.item, r < rows);
   return row;
 }
 
-// Both sides look at their indices, also where one of them skips the row: each reports its own.
-HICACHE_DEVICE bool row_takes_part(const SegmentPlan& plan, hicache_u32 number, const Row& row) {
+// Where a row's run is read and written.
+struct Places {
+  hicache_u64 source;
+  hicache_u64 destination;
+};
+
+// Whether the row is moved, and if so where. Both sides look at their indices, also where one of them skips the row:
+// each reports its own.
+HICACHE_DEVICE bool find_places(const SegmentPlan& plan, hicache_u32 number, const Row& row, Places& places) {
   const Segment& segment = plan.segment[number];
+  const hicache_i64 from = index_value(row.source, segment.source.index_bytes);
+  const hicache_i64 to = index_value(row.destination, segment.destination.index_bytes);
   bool past_limit = false;
-  const bool source = takes_part(segment.source, row.source_index, past_limit);
-  const bool destination = takes_part(segment.destination, row.destination_index, past_limit);
+  const bool source = takes_part(segment.source, from, past_limit);
+  const bool destination = takes_part(segment.destination, to, past_limit);
   if (past_limit && plan.error != 0) atomicOr(reinterpret_cast<hicache_u32*>(plan.error), 1u << number);
+  places.source = run_address(segment.source, row.item, from, row.group);
+  places.destination = run_address(segment.destination, row.item, to, row.group);
   return source && destination;
-}
-
-HICACHE_DEVICE hicache_u64 source_address(const Segment& segment, const Row& row) {
-  return run_address(segment.source, row.item, row.source_index, row.group);
-}
-
-HICACHE_DEVICE hicache_u64 destination_address(const Segment& segment, const Row& row) {
-  return run_address(segment.destination, row.item, row.destination_index, row.group);
 }
 
 // The widest vector, in bytes, that divides both bases, all strides in use and the run: 16, 8, 4, 2 or 1.

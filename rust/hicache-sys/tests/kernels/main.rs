@@ -4,5 +4,6 @@
 #![expect(unsafe_code, reason = "loads libraries built here, and hands addresses to them")]
 
 mod build;
+mod image;
 mod shim;
 mod stub;

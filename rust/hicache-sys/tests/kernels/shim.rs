@@ -134,7 +134,7 @@ fn strides(random: &mut Random, counts: [u64; 3], run: u64) -> (Strides, u64) {
         let gap = if random.below(3) == 0 { unit * random.below(3) } else { 0 };
         let stride = span.next_multiple_of(unit) + gap;
         strides[axis] = stride as i64;
-        span = stride * (counts[axis] - 1) + span;
+        span += stride * (counts[axis] - 1);
     }
     let [page, slot, group] = strides;
     (Strides { page, slot, group }, span)
