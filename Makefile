@@ -13,7 +13,7 @@ export PYTHON
 # Tests of the wheel in dist/ belong to `make wheel`.
 DEFAULT_MARKERS := not wheel
 
-.PHONY: help demo test test-rust test-python test-sglang sglang-env test-full bench wheel check clean
+.PHONY: help demo test test-rust test-python test-kernels test-sglang sglang-env test-full bench wheel cuda check clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 18
@@ -23,7 +23,7 @@ demo:  ## prefill once, restore everywhere, on a small real model
 	. scripts/env.sh demo
 	python -m demo
 
-test: test-rust test-python test-sglang  ## Rust and Python tests, some minutes
+test: test-rust test-python test-kernels test-sglang  ## Rust and Python tests, some minutes
 
 test-rust:
 	@scripts/check-prerequisites.sh
@@ -38,6 +38,16 @@ test-python:
 	@scripts/prepare.sh test
 	. scripts/env.sh test
 	python -m pytest -m "$(DEFAULT_MARKERS)" $(PYTEST_ARGS)
+
+test-kernels:  ## the CUDA kernels on the CPU, and through the compilers where those can be had
+	@scripts/prepare.sh test
+	if ! packages=$$(scripts/prepare-cuda.sh); then
+		export HICACHE_CUDA_MISSING="requirements/cuda.txt cannot be had, see above"
+		packages=
+	fi
+	. scripts/env.sh test
+	cd tests/kernels
+	HICACHE_CUDA_PACKAGES=$$packages python -m pytest $(PYTEST_ARGS)
 
 sglang-env:  ## the environment with the real SGLang, 5 GB in the cache, built once
 	@scripts/prepare.sh sglang
@@ -84,6 +94,11 @@ wheel:  ## abi3 manylinux wheel in dist/, checked in an empty environment
 	python -m auditwheel show dist/*.whl
 	python -m pytest -m wheel
 	ls -l dist
+
+cuda:  ## the image of compiled kernels for a release; HICACHE_CUDA_IMAGE=FILE embeds it
+	@packages=$$(scripts/prepare-cuda.sh)
+	. scripts/env.sh cuda
+	"$$HICACHE_DEPS/bin/python" cuda/build_image.py .venv/cuda/kernels.image
 
 check:  ## every gate of .ci/run
 	@.ci/run

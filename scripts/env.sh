@@ -1,6 +1,6 @@
 # Sourced, never run: says where the environments and build products of this clone live.
 #
-#     . scripts/env.sh [test|demo|sglang]
+#     . scripts/env.sh [test|demo|sglang|cuda]
 #
 # Downloads and compiled dependencies are cached outside the clone, keyed by what they were made from, so a
 # fresh clone starts warm. What is built from this clone's own sources, the installed wheel, stays in the

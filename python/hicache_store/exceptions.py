@@ -11,10 +11,14 @@ from typing import Any, ClassVar, Final
 __all__ = [
     "ConfigError",
     "CorruptError",
+    "DeviceError",
     "FormatVersionError",
     "GeometryError",
     "HiCacheStoreError",
+    "LeaseError",
     "NamespaceError",
+    "PoolExhaustedError",
+    "ResourceLimitError",
     "StoreClosedError",
     "StoreIOError",
     "UnsupportedError",
@@ -117,6 +121,30 @@ class StoreIOError(HiCacheStoreError, OSError):
         self.strerror = None if errno is None else os.strerror(errno)
 
 
+class PoolExhaustedError(HiCacheStoreError):
+    """A host pool has fewer free slots than asked for; `context` has `wanted`, `free` and `slots`."""
+
+    kind: ClassVar[str] = "pool_exhausted"
+
+
+class LeaseError(HiCacheStoreError, BufferError):
+    """A slot used after its release, released twice or of another pool; or a pool closed that somebody still uses."""
+
+    kind: ClassVar[str] = "lease"
+
+
+class ResourceLimitError(HiCacheStoreError, OSError):
+    """RLIMIT_MEMLOCK, a memory cgroup or the machine has less than a pool needs; the message says where to raise it."""
+
+    kind: ClassVar[str] = "limit"
+
+
+class DeviceError(HiCacheStoreError, RuntimeError):
+    """A call of the CUDA driver failed; the message has the name of the call and of the error."""
+
+    kind: ClassVar[str] = "device"
+
+
 class StoreClosedError(HiCacheStoreError, RuntimeError):
     """Used after `close`, or in a forked child of the process that opened the store."""
 
@@ -141,5 +169,9 @@ BY_KIND: Final[Mapping[str, type[HiCacheStoreError]]] = {
         StoreIOError,
         StoreClosedError,
         UnsupportedError,
+        PoolExhaustedError,
+        LeaseError,
+        ResourceLimitError,
+        DeviceError,
     )
 }

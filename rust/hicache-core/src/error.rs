@@ -28,11 +28,19 @@ pub enum ErrorKind {
     Closed,
     /// Not possible on this machine or file system, or not with this root.
     Unsupported,
+    /// No slot of a host pool is free.
+    PoolExhausted,
+    /// A slot used after its release, released twice, or of another pool; a pool closed while somebody has a part of it.
+    Lease,
+    /// A limit of the process, its container or the machine is too small: locked memory, memory.
+    Limit,
+    /// The CUDA driver said no; its code and name are in the sentence.
+    Device,
 }
 
 impl ErrorKind {
     /// Every kind, in the order of the table in `docs/errors.md`.
-    pub const ALL: [ErrorKind; 8] = [
+    pub const ALL: [ErrorKind; 12] = [
         ErrorKind::Config,
         ErrorKind::Namespace,
         ErrorKind::Geometry,
@@ -41,6 +49,10 @@ impl ErrorKind {
         ErrorKind::Io,
         ErrorKind::Closed,
         ErrorKind::Unsupported,
+        ErrorKind::PoolExhausted,
+        ErrorKind::Lease,
+        ErrorKind::Limit,
+        ErrorKind::Device,
     ];
 
     /// Name used by the tools and by Python.
@@ -54,6 +66,10 @@ impl ErrorKind {
             ErrorKind::Io => "io",
             ErrorKind::Closed => "closed",
             ErrorKind::Unsupported => "unsupported",
+            ErrorKind::PoolExhausted => "pool_exhausted",
+            ErrorKind::Lease => "lease",
+            ErrorKind::Limit => "limit",
+            ErrorKind::Device => "device",
         }
     }
 }
@@ -99,6 +115,13 @@ impl Error {
             .with("path", path.display());
         error.source = Some(source);
         error
+    }
+
+    /// Keeps the system's error, where there was one.
+    #[must_use]
+    pub(crate) fn with_source(mut self, source: Option<std::io::Error>) -> Self {
+        self.source = source;
+        self
     }
 
     /// Adds a named fact.

@@ -5,6 +5,7 @@ mod canonical;
 pub mod dtype;
 pub mod error;
 pub mod format;
+pub mod host_pool;
 pub mod inspect;
 pub mod key;
 pub mod layout;
@@ -16,6 +17,9 @@ pub mod tile;
 
 pub use dtype::DType;
 pub use error::{Error, ErrorKind, Result};
+pub use host_pool::{
+    HostPool, Lease, Mapping, MappingWish, MemberPlan, PoolMember, PoolSet, PoolUsage, SlotHandle,
+};
 pub use key::{PageKey, bigram_page_keys, chain_seed, page_keys};
 pub use layout::{ComponentLayout, Layout, LayoutName};
 pub use namespace::{Difference, Fingerprint, Namespace};

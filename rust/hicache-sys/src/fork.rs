@@ -62,6 +62,20 @@ impl Guarded {
     }
 }
 
+/// A number that is another one in each forked child.
+///
+/// # Errors
+/// `ENOMEM` where the handlers that count cannot be installed.
+pub fn generation() -> io::Result<u32> {
+    install()?;
+    Ok(GENERATION.load(Ordering::Acquire))
+}
+
+/// The number as it is now, of somebody who has asked [`generation`] before.
+pub(crate) fn current_generation() -> u32 {
+    GENERATION.load(Ordering::Acquire)
+}
+
 impl Deref for Guarded {
     type Target = File;
 

@@ -7,11 +7,14 @@
 #![expect(unsafe_code, reason = "the one crate of the workspace that may, see the crate documentation")]
 
 mod aligned;
+pub mod cuda;
 pub mod file;
 pub mod fork;
 pub mod lock;
+pub mod memory;
 pub mod probe;
 mod region;
+pub mod segment_plan;
 
 pub use aligned::AlignedBuffer;
 pub use region::{OutOfBounds, Region};

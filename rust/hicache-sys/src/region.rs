@@ -35,6 +35,8 @@ pub struct Region {
     base: NonNull<u8>,
     len: usize,
     writable: bool,
+    /// Number of the process that has the memory, where its forked children have not.
+    generation: Option<u32>,
     _owner: Option<Box<dyn Any + Send + Sync>>,
 }
 
@@ -57,7 +59,13 @@ impl Region {
         owner: Option<Box<dyn Any + Send + Sync>>,
     ) -> Self {
         let base = NonNull::new(base).unwrap_or(NonNull::dangling());
-        Region { base, len, writable, _owner: owner }
+        Region { base, len, writable, generation: None, _owner: owner }
+    }
+
+    /// Leaves a forked child without bytes: it does not have the memory, and whatever asks for it is refused.
+    /// `generation` is [`crate::fork::generation`] of the process that has it.
+    pub(crate) fn of_generation(self, generation: u32) -> Self {
+        Region { generation: Some(generation), ..self }
     }
 
     /// A zeroed, page-aligned region of its own. `len` bytes.
@@ -69,14 +77,15 @@ impl Region {
         unsafe { Region::from_raw_parts(base, len, true, Some(Box::new(buffer))) }
     }
 
-    /// Length in bytes.
+    /// Length in bytes; 0 in a forked child that does not have the memory.
     pub fn len(&self) -> usize {
-        self.len
+        let is_elsewhere = |generation| generation != crate::fork::current_generation();
+        if self.generation.is_some_and(is_elsewhere) { 0 } else { self.len }
     }
 
     /// Whether it has no bytes.
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.len() == 0
     }
 
     /// Whether a restore may write into it.
@@ -91,9 +100,10 @@ impl Region {
 
     /// Checks that `len` bytes at `offset` lie inside.
     pub fn check(&self, offset: u64, len: u64) -> Result<(), OutOfBounds> {
+        let region_bytes = self.len() as u64;
         match offset.checked_add(len) {
-            Some(end) if end <= self.len as u64 => Ok(()),
-            _ => Err(OutOfBounds { offset, len, region_bytes: self.len as u64 }),
+            Some(end) if end <= region_bytes => Ok(()),
+            _ => Err(OutOfBounds { offset, len, region_bytes }),
         }
     }
 
@@ -138,7 +148,7 @@ impl Region {
 
 impl fmt::Debug for Region {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Region({} bytes at {:#x}, writable {})", self.len, self.address(), self.writable)
+        write!(f, "Region({} bytes at {:#x}, writable {})", self.len(), self.address(), self.writable)
     }
 }
 
