@@ -16,7 +16,6 @@ use crate::errors::Result;
 use crate::host_pool::PyHostPool;
 
 const PY_BF_GETBUFFER: c_int = 1;
-const PY_BF_RELEASEBUFFER: c_int = 2;
 const PYBUF_FORMAT: c_int = 0x4;
 const PYBUF_ND: c_int = 0x8;
 const PYBUF_STRIDES: c_int = 0x10 | PYBUF_ND;
@@ -37,9 +36,10 @@ struct PyBuffer {
     internal: *mut c_void,
 }
 
-/// What a buffer holds until it is released.
-struct Export {
-    _region: Region,
+/// What stands behind a buffer: a consumer holds it, some of them longer than the buffer itself (torch does).
+#[pyclass(frozen, name = "_HostExport", module = "hicache_store")]
+struct PyHostExport {
+    region: Region,
     shape: [ffi::Py_ssize_t; 1],
     strides: [ffi::Py_ssize_t; 1],
 }
@@ -58,7 +58,6 @@ pub(crate) fn host_pool_class(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
 fn buffer_class(py: Python<'_>) -> PyResult<Bound<'_, PyType>> {
     let mut slots = [
         ffi::PyType_Slot { slot: PY_BF_GETBUFFER, pfunc: get_buffer as *mut c_void },
-        ffi::PyType_Slot { slot: PY_BF_RELEASEBUFFER, pfunc: release_buffer as *mut c_void },
         ffi::PyType_Slot { slot: 0, pfunc: std::ptr::null_mut() },
     ];
     let mut spec = ffi::PyType_Spec {
@@ -81,65 +80,61 @@ unsafe extern "C" fn get_buffer(slf: *mut ffi::PyObject, view: *mut PyBuffer, fl
     let py = unsafe { Python::assume_attached() };
     // SAFETY: the interpreter passes the object that it was asked for.
     let object = unsafe { Bound::from_borrowed_ptr(py, slf) };
-    let filled = match region_of(&object) {
-        Ok(region) => fill(object, region, flags),
+    let export = match export_of(&object) {
+        Ok(export) => Some(export),
         Err(error) => {
             PyErr::from(error).restore(py);
-            PyBuffer {
-                buf: std::ptr::null_mut(),
-                obj: std::ptr::null_mut(),
-                len: 0,
-                itemsize: 0,
-                readonly: 0,
-                ndim: 0,
-                format: std::ptr::null_mut(),
-                shape: std::ptr::null_mut(),
-                strides: std::ptr::null_mut(),
-                suboffsets: std::ptr::null_mut(),
-                internal: std::ptr::null_mut(),
-            }
+            None
         }
     };
-    let done = if filled.obj.is_null() { -1 } else { 0 };
+    let done = if export.is_some() { 0 } else { -1 };
     // SAFETY: the interpreter passes a place for one buffer, uninitialised.
-    unsafe { view.write(filled) };
+    unsafe { view.write(fill(export, flags)) };
     done
 }
 
-fn region_of(object: &Bound<'_, PyAny>) -> Result<Region> {
+fn export_of<'py>(object: &Bound<'py, PyAny>) -> Result<Bound<'py, PyHostExport>> {
     let Ok(pool) = object.cast::<PyHostPool>() else {
         return Err(PyTypeError::new_err("expected a HostPool").into());
     };
-    Ok(pool.get().pool()?.region()?)
+    let region = pool.get().pool()?.region()?;
+    let shape = [region.len() as ffi::Py_ssize_t];
+    Ok(Bound::new(object.py(), PyHostExport { region, shape, strides: [1] })?)
 }
 
-fn fill(object: Bound<'_, PyAny>, region: Region, flags: c_int) -> PyBuffer {
-    let (address, len) = (region.address(), region.len() as ffi::Py_ssize_t);
-    let mut export = Box::new(Export { _region: region, shape: [len], strides: [1] });
-    let (shape, strides) = (export.shape.as_mut_ptr(), export.strides.as_mut_ptr());
-    let asked = |flag: c_int| flags & flag == flag;
+/// A buffer that holds `export`, or an empty one that holds nothing, as the interpreter wants it beside an exception.
+fn fill(export: Option<Bound<'_, PyHostExport>>, flags: c_int) -> PyBuffer {
     let none = std::ptr::null_mut();
-    PyBuffer {
-        buf: std::ptr::with_exposed_provenance_mut(address),
-        obj: object.into_ptr(),
-        len,
+    let mut buffer = PyBuffer {
+        buf: std::ptr::null_mut(),
+        obj: std::ptr::null_mut(),
+        len: 0,
         itemsize: 1,
         readonly: 0,
         ndim: 1,
-        format: if asked(PYBUF_FORMAT) { c"B".as_ptr().cast_mut() } else { std::ptr::null_mut() },
-        shape: if asked(PYBUF_ND) { shape } else { none },
-        strides: if asked(PYBUF_STRIDES) { strides } else { none },
+        format: std::ptr::null_mut(),
+        shape: none,
+        strides: none,
         suboffsets: none,
-        internal: Box::into_raw(export).cast(),
+        internal: std::ptr::null_mut(),
+    };
+    let Some(export) = export else { return buffer };
+    let PyHostExport { region, shape, strides } = export.get();
+    let asked = |flag: c_int| flags & flag == flag;
+    buffer.buf = std::ptr::with_exposed_provenance_mut(region.address());
+    buffer.len = shape[0];
+    if asked(PYBUF_FORMAT) {
+        buffer.format = c"B".as_ptr().cast_mut();
     }
-}
-
-/// `releasebufferproc`. The interpreter itself lets go of the object.
-unsafe extern "C" fn release_buffer(_slf: *mut ffi::PyObject, view: *mut PyBuffer) {
-    // SAFETY: the buffer that `get_buffer` filled, as the interpreter promises.
-    let internal = unsafe { (*view).internal };
-    // SAFETY: made by `fill` from a box, and given back once.
-    drop(unsafe { Box::from_raw(internal.cast::<Export>()) });
+    // Consumers read the two arrays, and nobody writes to them.
+    if asked(PYBUF_ND) {
+        buffer.shape = shape.as_ptr().cast_mut();
+    }
+    if asked(PYBUF_STRIDES) {
+        buffer.strides = strides.as_ptr().cast_mut();
+    }
+    buffer.obj = export.into_any().into_ptr();
+    buffer
 }
 
 /// Kinds of device in DLPack.
