@@ -25,8 +25,8 @@ _Key: TypeAlias = bytes | str
 _Integers: TypeAlias = Sequence[int] | Any
 # See above.
 _Buffer: TypeAlias = Any
-# A Region, a buffer, or a list or tuple with one of these for each component.
-_Memory: TypeAlias = Region | _Buffer
+# A Region, a HostPool, a buffer, or a list or tuple with one of these for each component.
+_Memory: TypeAlias = Region | HostPool | _Buffer
 
 __version__: Final[str]
 """Version of the package and of the tool in it."""
@@ -584,6 +584,312 @@ class Region:
     @property
     def writable(self) -> bool:
         """Whether a restore may write into it."""
+
+class HostPool:
+    """Host memory in slots of one size, near a device, touched, locked or registered as far as it can be had.
+
+    A buffer of `slots * slot_bytes` writable bytes: `memoryview(pool)`, `numpy.frombuffer(pool, dtype)` and
+    `torch.frombuffer(pool, dtype=...)` share its memory, as do `numpy.from_dlpack(pool)` and
+    `torch.from_dlpack(pool)`, tensors of dtype uint8 and shape `[slots * slot_bytes]`. Each view keeps the
+    memory. `View.backup` and `View.restore` take a pool wherever they take a buffer.
+
+    A forked child has no part in its parent's pool: every call raises `StoreClosedError`, and reading
+    through a view made before the fork ends the child with SIGSEGV. Start children by spawn.
+    """
+
+    def __new__(
+        cls,
+        slots: int,
+        slot_bytes: int,
+        *,
+        huge_pages: Literal["off", "try", "require"] = "try",
+        huge_page_bytes: int | str | None = None,
+        numa: int | Literal["local"] | None = None,
+        numa_required: bool = False,
+        prefault: bool = True,
+        touch_threads: int | None = None,
+        lock: Literal["off", "try", "require"] = "off",
+        register: Literal["off", "try", "require"] = "try",
+        register_piece: int | str | None = None,
+        shared: bool = False,
+        attach: int | None = None,
+    ) -> Self:
+        """Makes a pool of zeroed bytes, or maps one that another process shares.
+
+        What is tried and not got is told by `stats()["unmet"]`; what is required and not got is an error,
+        and nothing is left behind.
+
+        Args:
+            slots: Number of slots, 1 to 2^31.
+            slot_bytes: Bytes of one slot, such as one page of all layers.
+            huge_pages: Pages of the hugetlb pool, else transparent ones.
+            huge_page_bytes: Size of hugetlb pages, such as "1GiB"; None for the system's usual one.
+            numa: Node that the memory should stand on; "local" for that of the CPU of this thread.
+            numa_required: Whether memory of another node is an error.
+            prefault: Whether every page gets its memory now, and not at its first use.
+            touch_threads: Threads that do it; None for as many as suit.
+            lock: Locking into memory, against RLIMIT_MEMLOCK. Not done where registering has pinned it.
+            register: Making it known to the CUDA driver, so that copies are asynchronous and kernels reach
+                it.
+            register_piece: Most bytes registered at once; None for 64 GiB. Pieces end where a slot does.
+            shared: Whether other processes may map it, see `share`.
+            attach: File descriptor of another process's pool, received from it. It is duplicated: close
+                yours.
+
+        Raises:
+            GeometryError: Impossible sizes.
+            ConfigError: An impossible option, or a descriptor of anything else than a shared pool.
+            ResourceLimitError: A memory or lock limit is too small; the message says which and where to
+                raise it.
+            UnsupportedError: Something required is not to be had on this machine.
+            DeviceError: The driver refused to register.
+            StoreIOError: The system said no.
+        """
+
+    @property
+    def slots(self) -> int:
+        """Number of slots."""
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one slot."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all slots."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+
+    @property
+    def got(self) -> tuple[str, ...]:
+        """What was got: of "hugetlb", "thp", "bound", "prefaulted", "locked", "registered", "shared"."""
+
+    @property
+    def device_address(self) -> int | None:
+        """Address of the first byte as devices see it, often the host's; None where it is not registered."""
+
+    def stats(self) -> dict[str, Any]:
+        """Returns what was got of what was wished for, and how full the pool is.
+
+        `slots`, `slot_bytes`; `mapped_bytes`, `pages` ("ordinary", "thp" or "hugetlb"), `page_bytes`,
+        `huge_bytes`, `numa` (node or None), `prefaulted`, `locked`, `registered_pieces` (bytes of each),
+        `shared`; `unmet`, a sentence for each wish that was not met; `free_slots`, `leased_slots`, `leases`,
+        `views`.
+        """
+
+    def lease(self, count: int) -> SlotLease:
+        """Leases `count` slots to the caller, all or none.
+
+        Raises:
+            PoolExhaustedError: Fewer are free.
+            UnsupportedError: A pool that was attached: its slots are leased in the process that made it.
+        """
+
+    def release(self, lease: SlotLease) -> None:
+        """Ends a lease of this pool.
+
+        Raises:
+            LeaseError: It is of another pool, or has ended.
+        """
+
+    def share(self) -> int:
+        """Returns a new file descriptor for another process to give as `attach`; send it, then close it.
+
+        Raises:
+            UnsupportedError: The pool was not made with `shared=True`.
+        """
+
+    def close(self) -> None:
+        """Unregisters and unmaps the memory; again does nothing. End all copies into and out of it first.
+
+        Raises:
+            LeaseError: Leases or views are alive; a `BufferError`. The pool stays open.
+            DeviceError: The driver holds on to the memory, which is then never unmapped.
+        """
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None: ...
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Returns (3, 0), kDLCUDAHost, where it is registered, else (1, 0), kDLCPU."""
+
+    def __dlpack__(
+        self,
+        *,
+        stream: object = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> object:
+        """Returns a capsule: a uint8 tensor of shape `[nbytes]`.
+
+        Raises:
+            BufferError: A copy or a device other than these two is asked for.
+        """
+
+@final
+class SlotLease:
+    """Slots of a pool that the holder has until it releases them, or drops the last reference to this object.
+
+    Hold it until the last copy into or out of the slots is done.
+    """
+
+    @property
+    def slots(self) -> list[int]:
+        """Numbers of the slots, in the order in which they were leased; as `View.restore` takes them."""
+
+    @property
+    def released(self) -> bool:
+        """Whether all were released."""
+
+    def release(self, slots: _Integers | None = None) -> None:
+        """Gives slots back.
+
+        Args:
+            slots: Those to give back; None for all.
+
+        Raises:
+            LeaseError: One is not of this lease, or no more; nothing is released.
+        """
+
+    def __len__(self) -> int: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None: ...
+
+@final
+class PoolMember:
+    """One pool of a deployment, as one rank holds it on the host."""
+
+    def __new__(
+        cls,
+        pool: Pool,
+        tile: Tile,
+        slots: int,
+        page_size: int,
+        *,
+        first_layer: int | None = None,
+        mapping: Literal["auto", "packed", "sidecar"] = "auto",
+    ) -> Self:
+        """Describes one member of a `PoolSet`.
+
+        Args:
+            pool: Identity of the pool.
+            tile: What this rank holds of each page.
+            slots: Slots that it has on the host, one page each.
+            page_size: Tokens of one page.
+            first_layer: Number of its first layer where target and draft layers are counted through; None
+                for the first layer of the tile.
+            mapping: "packed" or "sidecar" where only one will do.
+
+        Raises:
+            ConfigError: An unknown mapping, or a negative number.
+            GeometryError: A tile that does not fit into the page.
+        """
+
+    @property
+    def name(self) -> str:
+        """Name of the pool."""
+
+@final
+class MemberPlan:
+    """Where a member of a `PoolSet` stands, and why."""
+
+    @property
+    def name(self) -> str:
+        """Name of its pool."""
+
+    @property
+    def mapping(self) -> Literal["target", "packed", "sidecar"]:
+        """In host pages of the target, or of its own."""
+
+    @property
+    def reason(self) -> str:
+        """One sentence."""
+
+    @property
+    def host_pool(self) -> int:
+        """Index of its host pool in `PoolSet.host_pools`."""
+
+    @property
+    def offset(self) -> int:
+        """First byte of its part in a host page, a multiple of 256."""
+
+    @property
+    def part_bytes(self) -> int:
+        """Bytes of its part: one page of it."""
+
+    @property
+    def host_page_bytes(self) -> int:
+        """Bytes of a whole host page; a multiple of 4096 where members share it."""
+
+@final
+class PoolSet:
+    """The pools of a deployment on one rank: which share host pages, which have their own, and why.
+
+    A member is packed where it has the target's slots and page size and, if it continues another pool's
+    layers as a draft does, the rows of that pool and layers that nobody else owns. Otherwise it is a
+    sidecar, and says why. A draft or an indexer follows the target's slots in either case: with others it is
+    refused. No member is ever left out.
+    """
+
+    def __new__(cls, members: Sequence[PoolMember]) -> Self:
+        """Decides for each member.
+
+        Args:
+            members: The target first; a draft after the pool whose layers it continues.
+
+        Raises:
+            ConfigError: No target, or a name twice.
+            GeometryError: A member that must be packed and cannot be, or that can be neither; the message
+                says why.
+        """
+
+    @property
+    def members(self) -> list[MemberPlan]:
+        """Every member with its place, the target first."""
+
+    @property
+    def host_pools(self) -> list[tuple[int, int]]:
+        """Slots, and bytes of one slot, of each host pool; the target's is the first."""
+
+    def packed(self, name: str) -> tuple[int, int] | None:
+        """Returns what `PoolView` takes as `packed` for a member: its offset, and the bytes of a host page.
+
+        None where the member has its host pages alone.
+
+        Raises:
+            ConfigError: No member of this name.
+        """
+
+    def explain(self) -> str:
+        """Returns a line for each member: name, mapping, place and reason."""
+
+    def allocate(
+        self,
+        *,
+        huge_pages: Literal["off", "try", "require"] = "try",
+        huge_page_bytes: int | str | None = None,
+        numa: int | Literal["local"] | None = None,
+        numa_required: bool = False,
+        prefault: bool = True,
+        touch_threads: int | None = None,
+        lock: Literal["off", "try", "require"] = "off",
+        register: Literal["off", "try", "require"] = "try",
+        register_piece: int | str | None = None,
+        shared: bool = False,
+    ) -> list[HostPool]:
+        """Makes the host pools, all or none, with the options of `HostPool`."""
 
 @final
 class Match:

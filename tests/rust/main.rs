@@ -8,6 +8,8 @@ mod deadline;
 mod eviction;
 mod eviction_policy;
 mod format_golden;
+mod host_pool;
+mod host_pool_sets;
 mod hostile_store;
 mod identity;
 mod io_faults;

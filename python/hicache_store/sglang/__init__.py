@@ -7,8 +7,23 @@
 
 `hicache-store sglang-config` prints that option; `docs/sglang.md` describes it. This package is the only one
 here that imports the engine. What it has to say goes to the logger `hicache_store.sglang`.
+
+The engine imports this package in each of its processes, for the plugin in `host_pool`; the backend, with all
+that it imports of the engine, is loaded when it is asked for.
 """
 
-from hicache_store.sglang.backend import HiCacheStoreBackend
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hicache_store.sglang.backend import HiCacheStoreBackend
 
 __all__ = ["HiCacheStoreBackend"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "HiCacheStoreBackend":
+        message = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(message)
+    from hicache_store.sglang.backend import HiCacheStoreBackend
+
+    return HiCacheStoreBackend

@@ -13,6 +13,7 @@ use pyo3::types::{PyList, PyTuple};
 
 use crate::arguments::type_name;
 use crate::errors::{Failure, Result};
+use crate::host_pool::PyHostPool;
 
 /// Host memory, wrapped once: an array, a CPU tensor or any other contiguous buffer.
 #[pyclass(frozen, name = "Region", module = "hicache_store")]
@@ -59,6 +60,9 @@ pub(crate) fn to_regions(object: &Bound<'_, PyAny>) -> Result<Vec<Arc<Region>>> 
 fn to_region(object: &Bound<'_, PyAny>) -> Result<Arc<Region>> {
     if let Ok(region) = object.cast::<PyRegion>() {
         return Ok(Arc::clone(&region.get().region));
+    }
+    if let Ok(pool) = object.cast::<PyHostPool>() {
+        return Ok(Arc::new(pool.get().pool()?.region()?));
     }
     let lent = if is_tensor(object)? { Lent::tensor(object)? } else { Lent::buffer(object)? };
     Ok(Arc::new(lent.into_region()))

@@ -8,11 +8,15 @@ mod arguments;
 #[expect(unsafe_code, reason = "foreign memory enters here, and only here")]
 mod buffers;
 mod errors;
+#[expect(unsafe_code, reason = "memory of our own leaves here, and only here")]
+mod exports;
+mod host_pool;
 mod keys;
 mod layout;
 mod namespace;
 mod notices;
 mod pool;
+mod pool_set;
 mod reports;
 mod store;
 mod tile;
@@ -22,10 +26,14 @@ mod view;
 /// The compiled part of the `hicache_store` package.
 #[pyo3::pymodule]
 mod _hicache_store {
+    use pyo3::prelude::*;
+
     #[pymodule_export]
     use crate::buffers::PyRegion;
     #[pymodule_export]
     use crate::errors::error_kinds;
+    #[pymodule_export]
+    use crate::host_pool::PySlotLease;
     #[pymodule_export]
     use crate::keys::{chain_seed, page_keys};
     #[pymodule_export]
@@ -34,6 +42,8 @@ mod _hicache_store {
     use crate::namespace::PyNamespace;
     #[pymodule_export]
     use crate::pool::{PyComponent, PyHitPolicy, PyPool};
+    #[pymodule_export]
+    use crate::pool_set::{PyMemberPlan, PyPoolMember, PyPoolSet};
     #[pymodule_export]
     use crate::reports::{PyBackupReport, PyMatch, PyRestoreReport};
     #[pymodule_export]
@@ -44,6 +54,12 @@ mod _hicache_store {
     use crate::tool::{run_tool, sglang_options};
     #[pymodule_export]
     use crate::view::{PyPoolView, PyView};
+
+    /// The class of host pools is put together here: see `exports`.
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("HostPool", crate::exports::host_pool_class(module.py())?)
+    }
 
     /// Version of the package and of the tool in it.
     #[pymodule_export]
