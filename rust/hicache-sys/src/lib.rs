@@ -1,4 +1,4 @@
-//! Everything unsafe below Python: memory lent by an engine, positioned vectored file I/O, file locks, forks.
+//! Everything unsafe below Python: memory lent by an engine, copies of strided runs, positioned vectored file I/O, file locks, forks.
 //!
 //! This crate owns the unsafe code of the workspace so that the crates above can forbid it. It knows
 //! nothing of pages, keys or formats. Every function is safe to call; the one exception is
@@ -7,6 +7,7 @@
 #![expect(unsafe_code, reason = "the one crate of the workspace that may, see the crate documentation")]
 
 mod aligned;
+pub mod copy;
 pub mod file;
 pub mod fork;
 pub mod lock;
