@@ -56,7 +56,7 @@ fn finer(inner: TokenLattice) -> impl Strategy<Value = TokenLattice> {
     })
 }
 
-fn outer(rect: Tile) -> impl Strategy<Value = Tile> {
+pub fn outer(rect: Tile) -> impl Strategy<Value = Tile> {
     (around(rect.layers, 2), around(rect.heads, 2), finer(rect.tokens))
         .prop_map(|(layers, heads, tokens)| Tile { layers, heads, tokens })
 }
@@ -78,7 +78,7 @@ fn case() -> impl Strategy<Value = (Layout, Layout, Tile)> {
 }
 
 /// Bytes that tell every place apart from its neighbours.
-fn pattern(layout: &Layout) -> Vec<Vec<u8>> {
+pub fn pattern(layout: &Layout) -> Vec<Vec<u8>> {
     let mut state = 1u32;
     let mut next = || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -87,7 +87,7 @@ fn pattern(layout: &Layout) -> Vec<Vec<u8>> {
     layout.buffer_bytes.iter().map(|&bytes| (0..bytes).map(|_| next()).collect()).collect()
 }
 
-fn poison(layout: &Layout) -> Vec<Vec<u8>> {
+pub fn poison(layout: &Layout) -> Vec<Vec<u8>> {
     layout.buffer_bytes.iter().map(|&bytes| vec![0xee; bytes as usize]).collect()
 }
 
@@ -97,7 +97,7 @@ fn copy(from: &[Vec<u8>], src: (usize, u64), to: &mut [Vec<u8>], dst: (usize, u6
 }
 
 /// What the plan must do: each row of `rect` copied by itself.
-fn copy_rows(
+pub fn copy_rows(
     src: &Layout,
     dst: &Layout,
     rect: &Tile,

@@ -184,15 +184,11 @@ impl CopyPlan {
                 let grid = grid(i, &sides, &Tile { heads, ..*rect })?;
                 match grids.last_mut() {
                     Some(last) if joins(last, &grid) => last.groups.count += 1,
-                    Some(last) if starts_groups(last, &grid) => {
-                        let distance = |a: Place, b: Place| b.offset - a.offset;
-                        last.groups = Axis {
-                            count: 2,
-                            src: distance(last.first.src, grid.first.src),
-                            dst: distance(last.first.dst, grid.first.dst),
-                        };
-                    }
-                    _ => grids.push(grid),
+                    Some(last) => match groups(&sides, last, &grid) {
+                        Some(groups) => last.groups = groups,
+                        None => grids.push(grid),
+                    },
+                    None => grids.push(grid),
                 }
             }
         }
@@ -319,13 +315,18 @@ fn joins(grid: &Grid, next: &Grid) -> bool {
         && is_next(a.dst, b.dst, grid.groups.dst)
 }
 
-/// Whether `next` is the second group of what `grid` is the first of.
-fn starts_groups(grid: &Grid, next: &Grid) -> bool {
-    let is_behind = |at: Place, then: Place| at.buffer == then.buffer && at.offset < then.offset;
-    grid.groups.count == 1
-        && (grid.component, grid.heads) == (next.component, next.heads)
-        && is_behind(grid.first.src, next.first.src)
-        && is_behind(grid.first.dst, next.first.dst)
+/// The groups that `grid` and `next` are the first two of, where they are: the same heads of two groups.
+fn groups(sides: &[Side<'_>; 2], grid: &Grid, next: &Grid) -> Option<Axis> {
+    let distance = |side: &Side<'_>, at: Place, then: Place| {
+        let distance = then.offset.checked_sub(at.offset).filter(|_| at.buffer == then.buffer)?;
+        (side.is_even() || distance.is_multiple_of(side.rule.group_stride)).then_some(distance)
+    };
+    let is_same = grid.groups.count == 1 && (grid.component, grid.heads) == (next.component, next.heads);
+    is_same.then_some(Axis {
+        count: 2,
+        src: distance(&sides[0], grid.first.src, next.first.src)?,
+        dst: distance(&sides[1], grid.first.dst, next.first.dst)?,
+    })
 }
 
 /// The grids with their rows merged: along axes without gaps, and across components that stand behind each
@@ -364,10 +365,16 @@ impl<'a> Side<'a> {
         }
     }
 
+    /// Whether all heads are one stride apart.
+    fn is_even(&self) -> bool {
+        let rule = self.rule;
+        rule.group_stride == rule.head_stride.saturating_mul(u64::from(rule.heads_per_group))
+    }
+
     /// Heads from the model-global `head` on that are one stride apart.
     fn even_heads(&self, head: u32) -> u32 {
         let rule = self.rule;
-        if rule.group_stride == rule.head_stride.saturating_mul(u64::from(rule.heads_per_group)) {
+        if self.is_even() {
             return u32::MAX;
         }
         rule.heads_per_group - (head - self.layout.tile.heads.start) % rule.heads_per_group

@@ -17,6 +17,7 @@ mod reports;
 mod store;
 mod tile;
 mod tool;
+mod transfer;
 mod view;
 
 /// The compiled part of the `hicache_store` package.
@@ -42,6 +43,10 @@ mod _hicache_store {
     use crate::tile::PyTile;
     #[pymodule_export]
     use crate::tool::{run_tool, sglang_options};
+    #[pymodule_export]
+    use crate::transfer::{
+        PyBackupTicket, PyHostEvent, PyLayerTicket, PyLayerwiseRestore, PyTransferPlan, PyTransferPool,
+    };
     #[pymodule_export]
     use crate::view::{PyPoolView, PyView};
 

@@ -155,3 +155,106 @@ unsafe fn copy_row_avx2(from: *const u8, to: *mut u8, len: usize, axis: &Axis) {
         unsafe { to.wrapping_add(last).cast::<Vector>().write_unaligned(end) };
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn numbers(seed: u64) -> impl FnMut(u64) -> u64 {
+        let mut state = seed | 1;
+        move |limit| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state % limit
+        }
+    }
+
+    fn filled(bytes: usize, next: &mut impl FnMut(u64) -> u64) -> (Region, Vec<u8>) {
+        let content: Vec<u8> = (0..bytes).map(|_| next(256) as u8).collect();
+        let region = Region::owned(bytes);
+        region.copy_in(0, &content).unwrap();
+        (region, content)
+    }
+
+    fn content(region: &Region) -> Vec<u8> {
+        let mut out = vec![0; region.len()];
+        region.copy_out(0, &mut out).unwrap();
+        out
+    }
+
+    #[test]
+    fn wide_and_portable_copies_give_the_same_bytes() {
+        let mut next = numbers(7);
+        for round in 0..2000 {
+            let len = match round % 3 {
+                0 => 1 + next(40),
+                1 => 1 + next(600),
+                _ => 2000 + next(100),
+            };
+            let axes: [Axis; 4] = std::array::from_fn(|_| Axis {
+                count: 1 + next(3),
+                src: next(2 * len),
+                dst: len + next(len),
+            });
+            let (mut stride, mut axes) = (len + next(9), axes);
+            for axis in &mut axes {
+                // Runs of the destination lie apart, so that the order in which they are copied does not matter.
+                axis.dst = stride;
+                stride = stride * axis.count + next(5);
+            }
+            let runs = Runs { src: next(50), dst: next(50), len, axes };
+            let need = |start: u64, span: Option<u64>| (start + span.unwrap()) as usize;
+            let (src, from) = filled(need(runs.src, runs.span(|axis| axis.src)), &mut next);
+            let (wide, before) = filled(need(runs.dst, runs.span(|axis| axis.dst)), &mut next);
+            let portable = Region::owned(before.len());
+            portable.copy_in(0, &before).unwrap();
+            let mut expected = before;
+            let [a, b, c, d] = axes;
+            for (h, i, j, k) in (0..d.count).flat_map(|h| {
+                (0..c.count).flat_map(move |i| {
+                    (0..b.count).flat_map(move |j| (0..a.count).map(move |k| (h, i, j, k)))
+                })
+            }) {
+                let at = (runs.src + h * d.src + i * c.src + j * b.src + k * a.src) as usize;
+                let to = (runs.dst + h * d.dst + i * c.dst + j * b.dst + k * a.dst) as usize;
+                expected[to..to + len as usize].copy_from_slice(&from[at..at + len as usize]);
+            }
+            copy_runs(&src, &wide, &runs).unwrap();
+            copy_runs_portably(&src, &portable, &runs).unwrap();
+            assert!(content(&wide) == expected, "wide, {runs:?}");
+            assert!(content(&portable) == expected, "portable, {runs:?}");
+        }
+    }
+
+    #[test]
+    fn a_run_that_leaves_its_region_is_refused_before_a_byte_is_copied() {
+        let (src, dst) = (Region::owned(1000), Region::owned(1000));
+        src.copy_in(0, &[1; 1000]).unwrap();
+        let axis = |count, src, dst| Axis { count, src, dst };
+        let good = Runs {
+            src: 100,
+            dst: 200,
+            len: 100,
+            axes: [axis(3, 200, 100), axis(5, 100, 125), Axis::ONE, Axis::ONE],
+        };
+        assert_eq!(good.span(|axis| axis.src), Some(900));
+        assert_eq!(good.span(|axis| axis.dst), Some(800));
+        let mut bad = [good; 9];
+        bad[0].src += 1;
+        bad[1].dst += 1;
+        bad[2].len += 1;
+        bad[3].axes[0].src += 1;
+        bad[4].axes[1].dst += 1;
+        bad[5].axes[2] = axis(2, 1, 0);
+        bad[6].axes[3] = axis(u64::MAX, u64::MAX, 0);
+        bad[7].axes[2].count = 0;
+        bad[8].src = u64::MAX;
+        for (i, runs) in bad.iter().enumerate() {
+            assert!(copy_runs(&src, &dst, runs).is_err(), "case {i}");
+        }
+        assert!(content(&dst) == [0; 1000]);
+        copy_runs(&src, &dst, &good).unwrap();
+        assert!(content(&dst)[200..] == [1; 800]);
+    }
+}
