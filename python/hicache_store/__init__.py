@@ -19,8 +19,12 @@ torch nor sglang.
 
 from hicache_store._hicache_store import (
     BackupReport,
+    BackupTicket,
     Component,
     HitPolicy,
+    HostEvent,
+    LayerTicket,
+    LayerwiseRestore,
     Layout,
     Match,
     Namespace,
@@ -30,6 +34,8 @@ from hicache_store._hicache_store import (
     RestoreReport,
     Store,
     Tile,
+    TransferPlan,
+    TransferPool,
     View,
     __version__,
     chain_seed,
@@ -49,6 +55,7 @@ from hicache_store.exceptions import (
 
 __all__ = [
     "BackupReport",
+    "BackupTicket",
     "Component",
     "ConfigError",
     "CorruptError",
@@ -56,6 +63,9 @@ __all__ = [
     "GeometryError",
     "HiCacheStoreError",
     "HitPolicy",
+    "HostEvent",
+    "LayerTicket",
+    "LayerwiseRestore",
     "Layout",
     "Match",
     "Namespace",
@@ -68,6 +78,8 @@ __all__ = [
     "StoreClosedError",
     "StoreIOError",
     "Tile",
+    "TransferPlan",
+    "TransferPool",
     "UnsupportedError",
     "View",
     "__version__",

@@ -170,7 +170,7 @@ fn to_placed(name: &str, object: &Bound<'_, PyAny>) -> Result<Placed> {
     };
     let pair = object.cast::<PyTuple>().map_err(|_| refuse(type_name(object)))?;
     let Ok((layout, memory)) = pair.extract::<(Bound<'_, PyAny>, Bound<'_, PyAny>)>() else {
-        return Err(refuse(format!("a tuple of {} items", pair.len()?)));
+        return Err(refuse(format!("a tuple of {} items", pair.len())));
     };
     let layout = layout.cast::<PyLayout>().map_err(|_| refuse(type_name(&layout)))?;
     let memory = match to_buffers(&memory)? {
