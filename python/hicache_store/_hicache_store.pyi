@@ -27,6 +27,8 @@ _Integers: TypeAlias = Sequence[int] | Any
 _Buffer: TypeAlias = Any
 # A Region, a HostPool, a buffer, or a list or tuple with one of these for each component.
 _Memory: TypeAlias = Region | HostPool | _Buffer
+# One of these for a layout of one buffer, a list of them for several; see `TransferPool`.
+_TransferMemory: TypeAlias = Any
 
 __version__: Final[str]
 """Version of the package and of the tool in it."""
@@ -1273,6 +1275,317 @@ class Store:
         _traceback: TracebackType | None,
         /,
     ) -> None: ...
+
+@final
+class HostEvent:
+    """A point in the work of the host that transfers wait for or come to. Set once; threads may share it."""
+
+    def __new__(cls) -> Self:
+        """Returns an event that has not come yet."""
+
+    def set(self) -> None:
+        """Says that the work is done. What waits goes on."""
+
+    @property
+    def is_set(self) -> bool:
+        """Whether the work is done."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until the work is done, or for `timeout` seconds; returns whether it is.
+
+        Raises:
+            ConfigError: The timeout is not a number.
+        """
+
+    @property
+    def handle(self) -> int:
+        """The integer that stands for the event in lists of events, as long as this object lives."""
+
+@final
+class TransferPool:
+    """One pool of a transfer: its pages on the host, and its rows on the device."""
+
+    def __new__(
+        cls,
+        name: str,
+        host: tuple[Layout, _TransferMemory],
+        device: tuple[Layout, _TransferMemory] | Sequence[tuple[Layout, _TransferMemory]],
+        *,
+        first_step: int = 0,
+    ) -> Self:
+        """Returns a pool, whose memory is held as long as a plan of it lives.
+
+        Memory is what `View.restore` takes (a buffer, CPU tensor or `Region`), or `(address, bytes)` of host
+        memory that the caller keeps alive, or a list with one of these for each buffer of the layout. A
+        tensor on a device, and `(address, bytes, "cuda")`, are memory of a device: never touched by the
+        processor, and kept alive by the caller.
+
+        Args:
+            name: The pool's name, as the store's view has it.
+            host: Layout of the host pool (`Layout.host` or `Layout.packed`), and its memory.
+            device: Layouts that share the pool's layers out, each with its memory. One tensor a layer, as
+                the engine has them, is a `layer_first` layout of a tile of that one layer with
+                `split_buffers=True`, `[slots, page_size, heads, row]` for each component. All have the same
+                number of slots.
+            first_step: The layer of the whole transfer with which the pool's first layer goes, from 0.
+
+        Raises:
+            ConfigError: Not a layout with its memory, an address of 0, or a negative number.
+            GeometryError: Memory that is not contiguous.
+        """
+
+    @property
+    def name(self) -> str:
+        """Name, as the store's view has it."""
+
+    @property
+    def layers(self) -> int:
+        """Layers of the pool."""
+
+@final
+class TransferPlan:
+    """How the pages of all pools come from host pools to device rows and back, layer by layer.
+
+    Made once: every address is checked here, for every slot. Layers are counted from 0 in this rank's part of
+    the model. On host memory the processor copies; the calls then return when the copies are done.
+    """
+
+    def __new__(cls, pools: Sequence[TransferPool], *, threads: int = 1) -> Self:
+        """Returns the plan of `pools`, copied by `threads` threads where a layer has at least 4 MiB.
+
+        Raises:
+            ConfigError: No pools, or a number of threads that is not 1 to 1024.
+            GeometryError: Memory smaller than its layout says, a layer that the device does not hold, or host
+                and device layouts of different pools.
+        """
+
+    @property
+    def layers(self) -> int:
+        """Layers, over all pools."""
+
+    @property
+    def pool_names(self) -> list[str]:
+        """Names of the pools, in order."""
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page of all pools."""
+
+    def restore(
+        self,
+        host_slots: _Integers | Mapping[str, _Integers],
+        device_slots: _Integers | Mapping[str, _Integers],
+        layers: tuple[int, int] | None = None,
+        *,
+        stream: int = 0,
+        after: Sequence[HostEvent | int] | None = None,
+        events: Sequence[HostEvent | int] | None = None,
+    ) -> int:
+        """Copies pages from host slots to device slots; returns the bytes that were copied.
+
+        Args:
+            host_slots: The host slot of each page, `[pages]`; -1 leaves the page out. One list for all pools,
+                or a dict by pool name.
+            device_slots: The device slot of each page, `[pages]`, none twice; -1 leaves the page out.
+            layers: First layer and one past the last; None copies all.
+            stream: Handle of the stream that carries the copies out; 0 is the host's own.
+            after: Events, or their handles, that come before the first copy begins.
+            events: An event for each layer, set when that layer has been copied.
+
+        Raises:
+            GeometryError: Slots that do not fit, or destination memory that is read-only.
+            ConfigError: A pool that is missing or unknown, layers or events that do not fit.
+            UnsupportedError: Memory of a device, or a stream of one.
+        """
+
+    def backup(
+        self,
+        host_slots: _Integers | Mapping[str, _Integers],
+        device_slots: _Integers | Mapping[str, _Integers],
+        layers: tuple[int, int] | None = None,
+        *,
+        stream: int = 0,
+        after: Sequence[HostEvent | int] | None = None,
+        events: Sequence[HostEvent | int] | None = None,
+    ) -> int:
+        """Copies pages from device slots to host slots; `restore` with its sides swapped.
+
+        Args:
+            host_slots: As for `restore`, none twice.
+            device_slots: As for `restore`.
+            layers: As for `restore`.
+            stream: As for `restore`.
+            after: As for `restore`: the ends of the work that writes the device rows.
+            events: As for `restore`.
+
+        Raises:
+            GeometryError: As for `restore`.
+            ConfigError: As for `restore`.
+            UnsupportedError: As for `restore`.
+        """
+
+@final
+class LayerwiseRestore:
+    """Restores from the store to host slots to device slots, first layer first; and backups in reverse."""
+
+    def __new__(cls, view: View, plan: TransferPlan) -> Self:
+        """Returns the restores of a view through a plan, with a stream of its own for the copies.
+
+        Raises:
+            ConfigError: The plan has other pools than the view.
+            GeometryError: A host pool is laid out otherwise than the view says.
+        """
+
+    @property
+    def layers(self) -> int:
+        """Layers, over all pools."""
+
+    @property
+    def executor(self) -> str:
+        """What carries the copies out: "cpu"."""
+
+    def start(
+        self,
+        keys: _Keys,
+        host_slots: _Integers | Mapping[str, _Integers],
+        device_slots: _Integers | Mapping[str, _Integers],
+        *,
+        host_free: Sequence[HostEvent | int] | None = None,
+        device_free: Sequence[HostEvent | int] | None = None,
+        stream: int = 0,
+        timeout: float | None = None,
+        bounce: str = "never",
+        announce: str = "pages",
+        reading: str = "auto",
+    ) -> LayerTicket:
+        """Starts a restore on a thread of its own.
+
+        Until `LayerTicket.wait_drained` nobody else may touch the host slots, nor the device slots but for
+        reads of layers that are ready.
+
+        Args:
+            keys: One key for each page, as for `View.restore`.
+            host_slots: The host slot of each page, `[pages]`, none twice. Fewer slots than pages are filled
+                in turn, each again when it has been copied. One list for all pools, or a dict by pool name.
+            device_slots: The device slot of each page, `[pages]`, none twice; -1 brings it to the host only.
+            host_free: Events, or their handles, of earlier uses of the host slots.
+            device_free: Events of earlier uses of the device rows, as of a step that still writes them.
+            stream: As for `TransferPlan.restore`.
+            timeout: Seconds; pages that were not read by then are "late" in all layers.
+            bounce: As for `View.restore`.
+            announce: "pages": no layer is ready before every page is known to be whole. "layers": each is
+                ready when its own bytes are there; if a page fails later, the restore is withdrawn, every
+                further read is refused, and what was computed must be dropped.
+            reading: "auto", "layers:N" (groups of N layers of all pages) or "pages:N" (N whole pages at a
+                time). "auto" reads groups of layers where that reads at most an eighth more than it must.
+
+        Raises:
+            GeometryError: Slots that do not fit.
+            ConfigError: A key is no digest, a pool is missing or unknown, an option is unknown.
+            UnsupportedError: A stream of a device.
+        """
+
+    def start_backup(
+        self,
+        keys: _Keys,
+        host_slots: _Integers | Mapping[str, _Integers],
+        device_slots: _Integers | Mapping[str, _Integers],
+        *,
+        parent: _Key | None = None,
+        depth: int | None = None,
+        host_free: Sequence[HostEvent | int] | None = None,
+        ready: Sequence[HostEvent | int] | None = None,
+        layer_ready: Sequence[HostEvent | int] | None = None,
+        stream: int = 0,
+        timeout: float | None = None,
+        bounce: str = "never",
+    ) -> BackupTicket:
+        """Starts a backup on a thread of its own: device slots to host slots to the store.
+
+        Args:
+            keys: Pages of one chain, as for `View.backup`.
+            host_slots: As for `start`.
+            device_slots: The device slot of each page, `[pages]`; -1 for a page of which there is nothing.
+            parent: As for `View.backup`.
+            depth: As for `View.backup`.
+            host_free: As for `start`.
+            ready: Events, or their handles, of the work that writes the device rows.
+            layer_ready: An event for each layer, where layers are written one after the other.
+            stream: As for `start`.
+            timeout: Seconds; what was not published by then is "late".
+            bounce: As for `View.backup`.
+
+        Raises:
+            GeometryError: Slots that do not fit.
+            ConfigError: As for `View.backup`, or a number of events that is not that of the layers.
+            UnsupportedError: A stream of a device.
+        """
+
+@final
+class LayerTicket:
+    """A restore under way, and the gate before its layers. Dropping it lets the restore go on."""
+
+    def is_ready(self, layer: int) -> bool:
+        """Returns whether a layer can be read now.
+
+        Raises:
+            ConfigError: There is no such layer.
+            StoreClosedError: The restore was given up, or withdrawn.
+            StoreIOError: The copies failed.
+        """
+
+    def read(self, layer: int) -> None:
+        """Takes leave to read a layer.
+
+        Raises:
+            ConfigError: The layer is not ready, or there is no such layer.
+            StoreClosedError: As for `is_ready`.
+            StoreIOError: As for `is_ready`.
+        """
+
+    def wait(self, layer: int, timeout: float | None = None) -> bool:
+        """Waits until a layer can be read, or for `timeout` seconds; returns whether it can.
+
+        Raises:
+            ConfigError: There is no such layer, or the timeout is not a number.
+            StoreClosedError: As for `is_ready`.
+            StoreIOError: As for `is_ready`.
+        """
+
+    def wait_drained(self, timeout: float | None = None) -> bool:
+        """Waits until nothing touches the host or device slots any more; returns whether that is so.
+
+        Raises:
+            ConfigError: The timeout is not a number.
+        """
+
+    def finish(self) -> RestoreReport:
+        """Waits for the end. A page is restored in all layers of all pools, or it is a miss.
+
+        Raises:
+            StoreClosedError: The store was closed meanwhile.
+            StoreIOError: The copies failed.
+        """
+
+@final
+class BackupTicket:
+    """A backup under way. Dropping it lets the backup go on."""
+
+    def wait_drained(self, timeout: float | None = None) -> bool:
+        """Waits until nothing touches the host or device slots any more; returns whether that is so.
+
+        Raises:
+            ConfigError: The timeout is not a number.
+        """
+
+    def finish(self) -> BackupReport:
+        """Waits for the end, and says what became of each page. It answers once.
+
+        Raises:
+            ConfigError: It has answered before.
+            StoreClosedError: The store was closed meanwhile.
+            StoreIOError: The copies failed.
+        """
 
 def _error_kinds() -> list[str]:
     """Returns the names of all kinds of errors."""

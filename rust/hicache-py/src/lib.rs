@@ -21,6 +21,7 @@ mod reports;
 mod store;
 mod tile;
 mod tool;
+mod transfer;
 mod view;
 
 /// The compiled part of the `hicache_store` package.
@@ -52,6 +53,10 @@ mod _hicache_store {
     use crate::tile::PyTile;
     #[pymodule_export]
     use crate::tool::{run_tool, sglang_options};
+    #[pymodule_export]
+    use crate::transfer::{
+        PyBackupTicket, PyHostEvent, PyLayerTicket, PyLayerwiseRestore, PyTransferPlan, PyTransferPool,
+    };
     #[pymodule_export]
     use crate::view::{PyPoolView, PyView};
 

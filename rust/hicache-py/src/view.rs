@@ -176,7 +176,7 @@ impl PyPoolView {
 /// A view of a namespace: what one rank of one deployment stores and asks for.
 #[pyclass(frozen, name = "View", module = "hicache_store")]
 pub(crate) struct PyView {
-    view: View,
+    view: Arc<View>,
     store: Store,
     /// All pools are parts of the same host pages: they share memory and slots.
     shares_memory: bool,
@@ -199,7 +199,12 @@ impl Memory {
 
 impl PyView {
     pub(crate) fn new(view: View, store: Store, shares_memory: bool) -> Self {
-        PyView { view, store, shares_memory }
+        PyView { view: Arc::new(view), store, shares_memory }
+    }
+
+    /// The view and its store, to be held by what outlives a call.
+    pub(crate) fn parts(&self) -> (Arc<View>, Store) {
+        (Arc::clone(&self.view), self.store.clone())
     }
 
     fn memory(&self, region: &Bound<'_, PyAny>, slots: &Bound<'_, PyAny>) -> Result<Memory> {
@@ -380,7 +385,7 @@ impl PyView {
 }
 
 /// The moment `seconds` from now; `None` when that is never.
-fn deadline(seconds: Option<f64>) -> Result<Option<Instant>> {
+pub(crate) fn deadline(seconds: Option<f64>) -> Result<Option<Instant>> {
     let Some(seconds) = seconds else { return Ok(None) };
     if seconds.is_nan() {
         return Err(Error::config("timeout is not a number, expected seconds").into());

@@ -1,5 +1,5 @@
-//! Everything unsafe below Python: memory lent by an engine or made for a pool, positioned vectored file I/O, file
-//! locks, forks, the CUDA driver.
+//! Everything unsafe below Python: memory lent by an engine or made for a pool, copies of strided runs, positioned
+//! vectored file I/O, file locks, forks, the CUDA driver and its kernels.
 //!
 //! This crate owns the unsafe code of the workspace so that the crates above can forbid it. It knows
 //! nothing of pages, keys or formats. Functions are safe to call, except where something of somebody else enters:
@@ -8,6 +8,7 @@
 #![expect(unsafe_code, reason = "the one crate of the workspace that may, see the crate documentation")]
 
 mod aligned;
+pub mod copy;
 pub mod cuda;
 pub mod file;
 pub mod fork;
