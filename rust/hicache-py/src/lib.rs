@@ -1,4 +1,5 @@
-//! The Python face of the store: one file for each concept, each a thin wrapper of what stands in `hicache_core`.
+//! The Python face of the store: one file for each concept, each a thin wrapper of what stands in `hicache_core`,
+//! and under `ranks` of what stands in `hicache_ranks`.
 //!
 //! It turns Python objects into checked Rust values and back, and releases the interpreter lock once around
 //! each batch. It decides nothing that the core does not decide, and never imports torch or sglang; numpy only
@@ -13,6 +14,7 @@ mod layout;
 mod namespace;
 mod notices;
 mod pool;
+mod ranks;
 mod reports;
 mod store;
 mod tile;
@@ -25,7 +27,7 @@ mod _hicache_store {
     #[pymodule_export]
     use crate::buffers::PyRegion;
     #[pymodule_export]
-    use crate::errors::error_kinds;
+    use crate::errors::{error_kinds, rank_error_kinds};
     #[pymodule_export]
     use crate::keys::{chain_seed, page_keys};
     #[pymodule_export]
@@ -34,6 +36,32 @@ mod _hicache_store {
     use crate::namespace::PyNamespace;
     #[pymodule_export]
     use crate::pool::{PyComponent, PyHitPolicy, PyPool};
+    #[pymodule_export]
+    use crate::ranks::ack::{PyAck, PyAckLog};
+    #[pymodule_export]
+    use crate::ranks::ask::{PyAsk, PyExpired};
+    #[pymodule_export]
+    use crate::ranks::audit::{PyAuditRecords, PyStateDigest, PyVerdict};
+    #[pymodule_export]
+    use crate::ranks::layer_gate::{PyGather, PyLayerGate};
+    #[pymodule_export]
+    use crate::ranks::ownership::{PyClassedPool, PyGatherPlan, PyOwnership, PyPlacement};
+    #[pymodule_export]
+    use crate::ranks::pp_sync::{PyApply, PyPpSync, PyStepEnd};
+    #[pymodule_export]
+    use crate::ranks::prefetch::{PyPrefetch, PyProgressVote, PyPublication, PyReading, PyReport};
+    #[pymodule_export]
+    use crate::ranks::restore::PyRestoreSession;
+    #[pymodule_export]
+    use crate::ranks::scratch::{PyScratchBudget, PyScratchSize};
+    #[pymodule_export]
+    use crate::ranks::topology::{PyCoordinates, PyTopology};
+    #[pymodule_export]
+    use crate::ranks::vote::{PyCapacityVote, PyHit, PyHitVote, PyLengths, PyOutcomeVote};
+    #[pymodule_export]
+    use crate::ranks::watch::PyWatch;
+    #[pymodule_export]
+    use crate::ranks::writer::{PyHolding, PySpread};
     #[pymodule_export]
     use crate::reports::{PyBackupReport, PyMatch, PyRestoreReport};
     #[pymodule_export]
