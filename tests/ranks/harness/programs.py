@@ -8,8 +8,8 @@ import random
 import signal
 import threading
 import time
+from pathlib import Path
 
-import torch.distributed as dist
 from hicache_store.ranks import (
     AckLog,
     Ask,
@@ -17,6 +17,7 @@ from hicache_store.ranks import (
     HitVote,
     Lengths,
     PpSync,
+    RankAudit,
     RankError,
     RankStalledError,
     Topology,
@@ -247,3 +248,53 @@ def own_transfer_hangs(rank, store, *, deadline):
         except RankError as error:
             return named(error)
     return None
+
+
+# -- audit -----------------------------------------------------------------------------------------
+
+
+def recorded_and_killed(rank, store, *, folder):
+    """Rank 1 is killed once its records are in the log; rank 0 records more."""
+    audit = RankAudit(Topology(tp=2), rank, log=folder, interval=0.02)
+    for number in range(100 if rank else 150):
+        audit.record("called", "match", [number])
+    if rank:
+        path = Path(folder, "rank-1.audit")
+        size = -1
+        while size < 200 or size != path.stat().st_size:
+            size = path.stat().st_size
+            time.sleep(0.2)
+        store.set("written", "")
+        strike("kill", 0)
+    store.wait(["written"])
+    audit.close()
+
+
+def watched_live(rank, store, *, what):
+    """Records that are equal, differ at record 40 on rank 2, or end on rank 1; what the audit says."""
+    ranks = 4 if what == "differ" else 3
+    with connected(rank, store, (1, 1, ranks), deadline=2.0, lanes=("audit",)) as transport:
+        audit = RankAudit(Topology(tp=ranks), rank, transport=transport, interval=0.05, deadline=1.5)
+        began = time.monotonic()
+        number = 0
+        while audit.verdict is None and time.monotonic() - began < 20:
+            if number < 40 or what in ("differ", "kill", "stop") or (what == "silent" and rank != 1):
+                field = number + 1 if what == "differ" and rank == 2 and number >= 40 else number
+                audit.record("state", "unlock", [field])
+            number += 1
+            if number == 45 and rank == 1 and what in ("kill", "stop"):
+                strike(what, 0)
+            if what == "equal" and number == 60:
+                break
+            time.sleep(0.01)
+        audit.close()
+        error = audit.verdict
+    if error is None:
+        return {"kind": None}
+    records = {place: error.context[f"rank {place}"] for place in range(ranks) if f"rank {place}" in error.context}
+    return {
+        "kind": type(error).__name__,
+        "rank": error.rank,
+        "index": error.context.get("index"),
+        "records": records,
+    }
