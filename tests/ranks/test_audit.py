@@ -1,9 +1,8 @@
-"""The consensus checker: off costs nothing, selectors are no code, the first difference is named on all ranks."""
+"""The consensus checker: off costs nothing, selectors are no code, the first difference is named."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import types
@@ -54,7 +53,13 @@ def test_a_selector_follows_attributes_and_items_and_runs_no_code(logs, tmp_path
     request = types.SimpleNamespace(rid="r1", key=types.SimpleNamespace(tokens=[5, 6, 7]), sizes={"kv": 3})
 
     @rank_consensus(
-        params=("request.rid", "request.key.tokens[-1]", "request.sizes['kv']", "len(request.key.tokens)", "depth"),
+        params=(
+            "request.rid",
+            "request.key.tokens[-1]",
+            "request.sizes['kv']",
+            "len(request.key.tokens)",
+            "depth",
+        ),
         result=("result[0]", "sorted(result)", "result.nothing"),
         name="match",
         audit=logs[0],
@@ -187,4 +192,4 @@ def test_a_record_costs_little(tmp_path):
     for number in range(20_000):
         audit.record("state", "unlock", (number,))
     audit.close()
-    assert os.path.getsize(tmp_path / "rank-0.audit") < 20_000 * 12
+    assert (tmp_path / "rank-0.audit").stat().st_size < 20_000 * 12

@@ -1,7 +1,7 @@
-"""One rank is killed, stopped or asleep: the others say so when the deadline has passed, name it, and leak nothing.
+"""One rank is killed, stopped or asleep: the others say so in time, name it, and leak nothing.
 
-What leaks is checked where it would: `programs.connected` compares threads and file descriptors of each survivor.
-A world in which somebody waits for longer than its limit fails.
+What leaks is checked where it would: `programs.connected` compares threads and file descriptors of each
+survivor. A world in which somebody waits for longer than its limit fails.
 """
 
 from __future__ import annotations

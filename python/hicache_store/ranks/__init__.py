@@ -12,9 +12,9 @@
     writes.finish(ticket)                         # when this rank's copy has finished, from any thread
     drive(sync, transport, apply=release)         # in every step, on every rank, also with nothing to do
 
-`docs/ranks.md` has the protocols. Machines decide and wait for nobody; `drive` asks a transport for what they need.
-Importing this package imports neither torch nor sglang: the transport over `torch.distributed` is a module of
-its own.
+`docs/ranks.md` has the protocols. Machines decide and wait for nobody; `drive` asks a transport for what they
+need. Importing this package imports neither torch nor sglang: the transport over `torch.distributed` is a
+module of its own.
 """
 
 from hicache_store._hicache_store import (

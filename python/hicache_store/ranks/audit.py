@@ -1,14 +1,14 @@
 """RankAudit, the rank consensus checker: finds the first decision in which ranks differ.
 
-    audit = RankAudit(topology, rank, streams=("scheduler", "io"), log="/tmp/audit", run=7, transport=transport)
+    audit = RankAudit(topology, rank, streams=("scheduler", "io"), log=folder, run=7, transport=transport)
     audit.activate()                     # functions decorated with rank_consensus from now on report to it
     ...
     audit.check()                        # raises where ranks have parted
     audit.close()
 
-Records go to a log of this rank, which `hicache-store ranks diff` compares with the others' afterwards, or are
-compared while the engine runs, on a thread of its own and over a group of its own, or both. `docs/ranks.md`
-says what is compared.
+Records go to a log of this rank, which `hicache-store ranks diff` compares with the others' afterwards, or
+are compared while the engine runs, on a thread of its own and over a group of its own, or both.
+`docs/ranks.md` says what is compared.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final, Literal
-
-from typing_extensions import Self
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from hicache_store._hicache_store import Ask, AuditRecords, Expired, StateDigest, Topology, Verdict
 from hicache_store.exceptions import ConfigError
 from hicache_store.ranks import consensus
 from hicache_store.ranks.exceptions import RankDisagreementError, RankError, RankStalledError
 from hicache_store.ranks.transport import Transport, drive
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["RankAudit"]
 
@@ -62,7 +63,7 @@ class RankAudit:
                 one unless it says otherwise, see `of_thread`.
             log: Folder of the logs, where one is to be written: `rank-<rank>.audit` in it.
             run: A number that all logs of one run of the engine share.
-            transport: Where records are to be compared live: a transport with the lane "audit", for nothing else.
+            transport: Where records are to be compared live: one with the lane "audit", for nothing else.
             interval: Seconds between rounds, and after which records are in the log.
             deadline: A rank that records nothing more for so many seconds while others do is named.
             on_verdict: Called once, on the checker's thread, when ranks have parted or one is silent.
@@ -123,7 +124,7 @@ class RankAudit:
         Args:
             kind: A call, its return, or a change of state.
             name: The function, or the part of the state.
-            fields: None, bools, ints, text, bytes (as a digest), and lists of these. Of anything else the type.
+            fields: None, bools, ints, text, bytes (as a digest), lists of these; of anything else the type.
             stream: The stream, where it is not the thread's.
         """
         try:
@@ -220,7 +221,9 @@ class RankAudit:
 
     def _goes_on(self, number: int) -> bool:
         """Whether every rank wants more rounds after this one."""
-        ask = Ask.reduce([0 if self._ends.is_set() else 1], name="whether the audit goes on", number=number, lane="audit")
+        ask = Ask.reduce(
+            [0 if self._ends.is_set() else 1], name="whether the audit goes on", number=number, lane="audit"
+        )
         answer = self._live().answer(ask)
         if isinstance(answer, Expired):
             raise RankStalledError(
@@ -241,7 +244,9 @@ class RankAudit:
         told = "; ".join(f"rank {rank}: {text}" for rank, text in verdict.records)
         message = f"stream {stream}: ranks differ from record {verdict.index} on: {told}"
         facts = {"stream": stream, "index": str(verdict.index)}
-        self._found(RankDisagreementError(message, facts | {f"rank {r}": text for r, text in verdict.records}))
+        self._found(
+            RankDisagreementError(message, facts | {f"rank {r}": text for r, text in verdict.records})
+        )
 
     def _found(self, error: RankError) -> None:
         self._verdict = error

@@ -2,7 +2,7 @@
 
 Selectors say which part of an argument or result is recorded. They are paths, not code:
 
-    "step"   "request.rid"   "pages[0]"   "lengths['kv']"   "len(tokens)"   "digest(tokens)"   "sorted(owners)"
+    "step"  "request.rid"  "pages[0]"  "lengths['kv']"  "len(tokens)"  "digest(tokens)"  "sorted(owners)"
 
 The first name of a parameter selector is a parameter of the function, that of a result selector is `result`.
 """
@@ -14,7 +14,7 @@ import inspect
 import operator
 import re
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, cast
 
 from hicache_store.exceptions import ConfigError
@@ -36,7 +36,7 @@ _CALL: Final = re.compile(r"(\w+)\((.*)\)")
 
 def activate(audit: RankAudit | None) -> None:
     """Makes `audit` the one that functions decorated from now on report to; None for no audit."""
-    global _active  # noqa: PLW0603
+    global _active
     _active = audit
 
 
@@ -110,20 +110,24 @@ def _watched(
 # -- selectors -------------------------------------------------------------------------------------
 
 
-def _argument(selector: str, signature: inspect.Signature, name: str) -> Callable[[Any, Any], Any]:
+def _argument(
+    selector: str, signature: inspect.Signature, name: str
+) -> Callable[[Sequence[object], Mapping[str, object]], object]:
     first, follow = _parse(selector)
     parameters = list(signature.parameters.values())
     place = next((place for place, known in enumerate(parameters) if known.name == first), None)
     if place is None:
         known = ", ".join(signature.parameters)
-        raise ConfigError(f"selector {selector!r} of {name}: {first!r} is no parameter, expected one of {known}")
+        raise ConfigError(
+            f"selector {selector!r} of {name}: {first!r} is no parameter, expected one of {known}"
+        )
     kind, default = parameters[place].kind, parameters[place].default
     is_named_only = kind is inspect.Parameter.KEYWORD_ONLY
     if kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
         raise ConfigError(f"selector {selector!r} of {name}: {first!r} stands for any number of arguments")
     missing = None if default is inspect.Parameter.empty else default
 
-    def pick(args: Sequence[Any], named: dict[str, Any]) -> Any:
+    def pick(args: Sequence[object], named: Mapping[str, object]) -> object:
         if not is_named_only and len(args) > place:
             return follow(args[place])
         return follow(named.get(first, missing))
@@ -131,14 +135,14 @@ def _argument(selector: str, signature: inspect.Signature, name: str) -> Callabl
     return pick
 
 
-def _result(selector: str, name: str) -> Callable[[Any], Any]:
+def _result(selector: str, name: str) -> Callable[[object], object]:
     first, follow = _parse(selector)
     if first != "result":
         raise ConfigError(f"selector {selector!r} of {name}: expected it to begin with result")
     return follow
 
 
-def _parse(selector: str) -> tuple[str, Callable[[Any], Any]]:
+def _parse(selector: str) -> tuple[str, Callable[[object], object]]:
     """The first name of a selector, and what leads from there to the value."""
     call = _CALL.fullmatch(selector.strip())
     path = call.group(2).strip() if call else selector.strip()
@@ -161,7 +165,7 @@ def _parse(selector: str) -> tuple[str, Callable[[Any], Any]]:
     if call:
         steps.append(_CALLS[call.group(1)])
 
-    def follow(value: Any) -> Any:
+    def follow(value: object) -> object:
         try:
             for step in steps:
                 value = step(value)
@@ -172,10 +176,11 @@ def _parse(selector: str) -> tuple[str, Callable[[Any], Any]]:
     return first.group(), follow
 
 
-def _digest(value: Any) -> bytes:
-    """Bytes that are equal where the values are, for arrays, tensors and long lists. Records keep their digest."""
-    if hasattr(value, "tolist"):
-        value = value.tolist()
+def _digest(value: object) -> bytes:
+    """Bytes that are equal where the values are, for arrays, tensors and long lists."""
+    tolist = getattr(value, "tolist", None)
+    if tolist is not None:
+        value = tolist()
     if isinstance(value, (list, tuple)):
         try:
             return array("q", value).tobytes()

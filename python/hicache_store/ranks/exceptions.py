@@ -51,7 +51,7 @@ class RankDisagreementError(RankError, RuntimeError):
 
 
 class RankStalledError(RankError, TimeoutError):
-    """A deadline passed while waiting for a rank; `rank` names it, `context["operation"]` what was waited for."""
+    """A deadline passed; `rank` names who did not come, `context["operation"]` what was waited for."""
 
     kind: ClassVar[str] = "rank_stalled"
 

@@ -1,9 +1,9 @@
 """Heartbeats beside the engine's collectives: who waits for whom, and who is silent.
 
 Every rank tells all others a few times a second, in one datagram, how far it is and whom it misses. It takes
-one thread and one socket, never blocks, and does not depend on any rank being alive; a datagram that is lost is
-made up for by the next. After a failure the last words stay: they say whom that rank found to blame, so that
-those who fail later name the same rank instead of the first victim.
+one thread and one socket, never blocks, and does not depend on any rank being alive; a datagram that is lost
+is made up for by the next. After a failure the last words stay: they say whom that rank found to blame, so
+that those who fail later name the same rank instead of the first victim.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ _LAST_WORDS: Final = 3
 class Heartbeat:
     """The heartbeat of one rank. Start it once all addresses are known, stop it at the end."""
 
-    def __init__(self, rank: int, members: Sequence[int], *, interval: float, silent_after: float, host: str) -> None:
+    def __init__(
+        self, rank: int, members: Sequence[int], *, interval: float, silent_after: float, host: str
+    ) -> None:
         """Opens the socket.
 
         Args:
@@ -172,7 +174,8 @@ class Heartbeat:
             datagram = json.dumps(beat).encode()
         for _ in range(_LAST_WORDS if left or self._blamed is not None else 1):
             for address in self._peers.values():
-                with contextlib.suppress(OSError):  # a full buffer, or a host that is gone: the next one counts
+                # A full buffer, or a host that is gone: the next one counts.
+                with contextlib.suppress(OSError):
                     self._socket.sendto(datagram, address)
 
     def _listen(self) -> None:

@@ -1,8 +1,9 @@
 """The transport over `torch.distributed`: groups of its own over gloo, or groups that the engine has.
 
-Every wait has a deadline. What passes it, and what the group itself breaks off, ends as `Expired` with the rank to
-blame, which a heartbeat beside the groups finds (`heartbeat`). After that the transport answers nothing else: a
-group that missed one collective has lost its count. Close it, and make another with the next `epoch`.
+Every wait has a deadline. What passes it, and what the group itself breaks off, ends as `Expired` with the
+rank to blame, which a heartbeat beside the groups finds (`heartbeat`). After that the transport answers
+nothing else: a group that missed one collective has lost its count. Close it, and make another with the next
+`epoch`.
 
 This file is the only one of the package, outside `hicache_store.sglang`, that imports torch.
 """
@@ -15,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Final
+from typing import Final, Protocol
 
 import torch
 import torch.distributed as dist
@@ -37,14 +38,35 @@ _OPS: Final = {"min": dist.ReduceOp.MIN, "and": dist.ReduceOp.BAND}
 _SLACK: Final = 0.25
 
 
-class _Failed(Exception):
-    """A wait has passed its deadline, or the group broke off."""
+class _FailedError(Exception):
+    """A wait has passed its deadline, or the group broke off; `rank` is to blame."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(rank)
+        self.rank = rank
+
+
+class _Work(Protocol):
+    """A collective or message under way."""
+
+    def wait(self, timeout: timedelta, /) -> bool: ...
+
+
+class _Group(Protocol):
+    """A process group, of the engine or made here."""
+
+    def allreduce(self, tensors: list[torch.Tensor], options: dist.AllreduceOptions, /) -> _Work: ...
+    def send(self, tensors: list[torch.Tensor], to: int, tag: int, /) -> _Work: ...
+    def recv(self, tensors: list[torch.Tensor], of: int, tag: int, /) -> _Work: ...
+    def abort(self) -> None: ...
 
 
 class _Pending:
     """A reduction under way: its work, the vector that it reduces, and what does not fit into the frame."""
 
-    def __init__(self, ask: Ask, tag: int, work: Any, frame: torch.Tensor, values: Sequence[int], due: float) -> None:
+    def __init__(
+        self, ask: Ask, tag: int, work: _Work | None, frame: torch.Tensor, values: Sequence[int], due: float
+    ) -> None:
         self.ask, self.tag, self.work, self.frame, self.values, self.due = ask, tag, work, frame, values, due
 
 
@@ -63,7 +85,7 @@ class TorchTransport:
         store: dist.Store,
         *,
         lanes: Iterable[str] = ("scheduler",),
-        groups: Mapping[tuple[str, str], Any] | None = None,
+        groups: Mapping[tuple[str, str], _Group] | None = None,
         deadline: float = 60.0,
         epoch: int = 0,
         host: str | None = None,
@@ -75,8 +97,8 @@ class TorchTransport:
             rank: This rank.
             store: Where the ranks meet; not used afterwards. A prefix store keeps it apart from others' keys.
             lanes: Threads that will ask: "scheduler", "query", "progress", "outcome", "audit".
-            groups: Groups of the engine by lane and scope ("stage", "replica"), and `MESSAGES`, each over CPU tensors
-                with its ranks in ascending order, used by nobody else at the same time. What is
+            groups: Groups of the engine by lane and scope ("stage", "replica"), and `MESSAGES`, each over CPU
+                tensors with its ranks in ascending order, used by nobody else at the same time. What is
                 missing here is made and owned by the transport.
             deadline: Seconds after which any wait ends.
             epoch: Rises with every new transport between the same ranks on the same store.
@@ -93,10 +115,10 @@ class TorchTransport:
         self._topology, self._deadline, self._epoch = topology, deadline, epoch
         self._members = topology.members(rank, "replica")
         self._stage = topology.members(rank, "stage")
-        self._groups: dict[tuple[str, str], Any] = dict(groups or {})
+        self._groups: dict[tuple[str, str], _Group] = dict(groups or {})
         self._owned: list[tuple[str, str]] = []
         self._started: dict[str, _Pending] = {}
-        self._sent: dict[int, tuple[list[Any], list[torch.Tensor]]] = {}
+        self._sent: dict[int, tuple[list[_Work], list[torch.Tensor]]] = {}
         self._failed: int | None = None
         self._lock = threading.Lock()
         interval = min(1.0, max(0.02, deadline / 20))
@@ -143,11 +165,12 @@ class TorchTransport:
                 needed += [MESSAGES] if self._topology.pp > 1 else []
         return needed
 
-    def _make(self, store: dist.Store, lane: str, scope: str) -> Any:
+    def _make(self, store: dist.Store, lane: str, scope: str) -> _Group:
         ranks = self._members if scope == "replica" else self._stage
         prefixed = dist.PrefixStore(f"{lane}/{scope}/{ranks[0]}", store)
         timeout = timedelta(seconds=self._deadline + _SLACK)
-        return dist.ProcessGroupGloo(prefixed, ranks.index(self.rank), len(ranks), timeout)
+        group: _Group = dist.ProcessGroupGloo(prefixed, ranks.index(self.rank), len(ranks), timeout)
+        return group
 
     def close(self) -> None:
         """Gives back groups of its own, the heartbeat's thread and its socket. Closing twice is fine.
@@ -169,15 +192,14 @@ class TorchTransport:
 
         Raises:
             ShapeError: Ranks of the group ask for different things.
-            StateError: The result of a reduction that was not begun; a lane that was not asked for at the start.
+            StateError: The result of a reduction that was not begun, or a lane without a group.
         """
         if self._failed is not None:
             return Expired(self._failed)
         try:
             return self._CARRY[ask.kind](self, ask)
-        except _Failed:
-            assert self._failed is not None  # noqa: S101  (set by whoever raises it)
-            return Expired(self._failed)
+        except _FailedError as failed:
+            return Expired(failed.rank)
 
     def finished(self, lane: str) -> None:
         """Notes that a machine came to its end."""
@@ -188,6 +210,7 @@ class TorchTransport:
 
     def _start(self, ask: Ask) -> Answer:
         self._started[ask.lane] = self._begun(ask)
+        return None
 
     def _collect(self, ask: Ask) -> Answer:
         pending = self._started.pop(ask.lane, None)
@@ -202,7 +225,7 @@ class TorchTransport:
         due = time.monotonic() + self._deadline
         return _Pending(ask, tag, self._issue(ask, frame, due), frame, values, due)
 
-    def _issue(self, ask: Ask, tensor: torch.Tensor, due: float) -> Any:
+    def _issue(self, ask: Ask, tensor: torch.Tensor, due: float) -> _Work | None:
         """Begins a reduction; None in a group of one."""
         ranks = self._ranks(ask)
         if len(ranks) == 1:
@@ -285,7 +308,7 @@ class TorchTransport:
 
     # -- waits and their end ---------------------------------------------------------------------
 
-    def _wait(self, ask: Ask, missing: Sequence[int], work: Any, due: float) -> None:
+    def _wait(self, ask: Ask, missing: Sequence[int], work: _Work | None, due: float) -> None:
         if work is None:
             return
         self._heartbeat.waits(ask.lane, missing)
@@ -295,7 +318,7 @@ class TorchTransport:
             raise self._fail(ask, missing, due) from error
         self._heartbeat.waits(ask.lane, [])
 
-    def _fail(self, ask: Ask, missing: Sequence[int], due: float) -> _Failed:
+    def _fail(self, ask: Ask, missing: Sequence[int], due: float) -> _FailedError:
         """Finds who is to blame, tells the others, and ends this transport."""
         self._heartbeat.waits(ask.lane, missing)
         culprit = self._heartbeat.culprit(ask.lane, missing, certain=True)
@@ -308,8 +331,9 @@ class TorchTransport:
         with self._lock:
             if self._failed is None:
                 self._failed = missing[0] if culprit is None else culprit
-        self._heartbeat.blames(self._failed)
-        return _Failed()
+            blamed = self._failed
+        self._heartbeat.blames(blamed)
+        return _FailedError(blamed)
 
     def _waited_for_elsewhere(self, lane: str) -> list[int]:
         self._heartbeat.waits(lane, [])
@@ -321,7 +345,7 @@ class TorchTransport:
     def _others(self, ranks: Sequence[int]) -> list[int]:
         return [rank for rank in ranks if rank != self.rank]
 
-    def _group(self, ask: Ask, name: tuple[str, str]) -> Any:
+    def _group(self, ask: Ask, name: tuple[str, str]) -> _Group:
         group = self._groups.get(name)
         if group is None:
             raise StateError(f"{ask.operation}: there is no group for {name[0]} over a {name[1]}")

@@ -4,8 +4,9 @@ A machine says what it needs as an `Ask` and goes on with the answer. `drive` is
 carries asks out; it decides nothing.
 
 A reduction goes out as one frame of fixed length, whatever is asked: ranks that ask for different things, or
-for vectors of different lengths, read so in the header of the frame instead of tearing the group down. What does
-not fit into a frame follows in a second reduction, after all ranks have seen that they agree on its length.
+for vectors of different lengths, read so in the header of the frame instead of tearing the group down. What
+does not fit into a frame follows in a second reduction, after all ranks have seen that they agree on its
+length.
 """
 
 from __future__ import annotations
@@ -141,7 +142,9 @@ class NullTransport:
             return None if ask.wait(self._deadline) else Expired(0)
         if ask.kind == "collect" and ask.lane in self._started:
             return self._started.pop(ask.lane)
-        raise StateError(f"{ask.operation}: a {ask.kind} in a world of one rank", {"operation": ask.operation})
+        raise StateError(
+            f"{ask.operation}: a {ask.kind} in a world of one rank", {"operation": ask.operation}
+        )
 
     def finished(self, lane: str) -> None:
         """Nobody asks how far this rank is."""

@@ -2,14 +2,15 @@
 
 Off unless the environment says otherwise, and then nothing of the engine is touched:
 
-    HICACHE_RANK_AUDIT=/var/log/hicache-audit    a log of each rank in this folder, for `hicache-store ranks diff`
-    HICACHE_RANK_AUDIT_LIVE=60                   compared while the engine runs; a rank that is silent for so many
-                                                 seconds is named
-    HICACHE_RANK_AUDIT_RUN=7                     number of the run, equal on all ranks; 0 where it is not given
+    HICACHE_RANK_AUDIT=/var/log/audit   a log of each rank in this folder, for `hicache-store ranks diff`
+    HICACHE_RANK_AUDIT_LIVE=60          compared while the engine runs; a rank that is silent for so many
+                                        seconds is named
+    HICACHE_RANK_AUDIT_RUN=7            number of the run, equal on all ranks; 0 where it is not given
 
 The engine loads `register` by the entry point `sglang.srt.plugins`; `SGLANG_PLUGINS` can leave it out. What
-is recorded are the methods in `WATCHED`, of one tree, each wrapped on the instance: match, insert, evict, prefetch,
-load-back and backup as calls, and locks as changes of state, since they differ long before an answer does.
+is recorded are the methods in `WATCHED`, of one tree, each wrapped on the instance: match, insert, evict,
+prefetch, load-back and backup as calls, and locks as changes of state, since they differ long before an
+answer does.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ def detach(tree: Any) -> None:
 
 
 def register() -> None:
-    """What the engine calls once in each process: asks for a call back when a tree is complete, or does nothing."""
+    """What the engine calls once in each process: asks to be called when a tree is complete, or nothing."""
     if not (os.environ.get(FOLDER) or os.environ.get(LIVE)):
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType

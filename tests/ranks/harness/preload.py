@@ -3,6 +3,6 @@
 import torch
 import torch.distributed
 
-from harness import programs
+from harness import lifetimes, programs
 
-__all__ = ["programs", "torch"]
+__all__ = ["lifetimes", "programs", "torch"]

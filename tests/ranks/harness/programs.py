@@ -37,10 +37,10 @@ def topology_of(shape) -> Topology:
 def held() -> tuple[int, list[str]]:
     """Threads of this process, and what its file descriptors are."""
     descriptors = []
-    for number in os.listdir("/proc/self/fd"):
+    for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
-            descriptors.append(os.readlink(f"/proc/self/fd/{number}"))
-    return len(os.listdir("/proc/self/task")), sorted(name.split(":")[0] for name in descriptors)
+            descriptors.append(str(entry.readlink()).split(":")[0])
+    return len(list(Path("/proc/self/task").iterdir())), sorted(descriptors)
 
 
 @contextlib.contextmanager
@@ -85,7 +85,9 @@ def has(seed, request, rank):
     pools = []
     for pool in range(common.randrange(1, 4)):
         if masks and pool and common.random() < 0.8:
-            pools.append(Lengths(span, sorted(own.sample(range(span + 1), min(span + 1, own.randrange(1, 40))))))
+            pools.append(
+                Lengths(span, sorted(own.sample(range(span + 1), min(span + 1, own.randrange(1, 40)))))
+            )
         elif own.random() < 0.1:
             pools.append(None)
         else:
@@ -94,7 +96,7 @@ def has(seed, request, rank):
 
 
 def steps(rank, store, *, shape, seed, count, logs=2, mode="now"):
-    """Steps of pp_sync over copies that finish in any order and at any time; what was consumed in each step."""
+    """Steps of pp_sync over copies that finish at any time; what was consumed in each step."""
     topology = topology_of(shape)
     order = random.Random(seed)
     own = random.Random(f"{seed}/{rank}")
@@ -291,7 +293,9 @@ def watched_live(rank, store, *, what):
         error = audit.verdict
     if error is None:
         return {"kind": None}
-    records = {place: error.context[f"rank {place}"] for place in range(ranks) if f"rank {place}" in error.context}
+    records = {
+        place: error.context[f"rank {place}"] for place in range(ranks) if f"rank {place}" in error.context
+    }
     return {
         "kind": type(error).__name__,
         "rank": error.rank,

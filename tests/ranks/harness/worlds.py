@@ -88,7 +88,7 @@ def _entry(
 
 
 def run(function: Callable, ranks: int, *, limit: float = 40.0, dead: tuple[int, ...] = (), **given) -> World:
-    """Calls `function(rank, store, **given)` on every rank, each a process; those in `dead` do not come back."""
+    """Calls `function(rank, store, **given)` on every rank; those in `dead` do not come back."""
     _imported()
     store = dist.TCPStore(
         "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=datetime.timedelta(seconds=30)

@@ -76,7 +76,9 @@ def _run(rank, number: int, plant: str) -> None:
             fixtures.match_prefix(tree, tokens)
 
 
-def run(deployment, meeting: Path, environment: Mapping, plant: str, timeout: float = 90.0) -> list[str | None]:
+def run(
+    deployment, meeting: Path, environment: Mapping, plant: str, timeout: float = 90.0
+) -> list[str | None]:
     """Runs all ranks; what the audit of each says."""
     world = deployment.tp * deployment.pp
     with concurrent.futures.ProcessPoolExecutor(world, mp_context=workers.context()) as pool:

@@ -48,7 +48,10 @@ def test_example_of_section_12_with_pp_sync_off_the_first_difference_is_a_lock_r
     assert ("state", "unlock") in kinds, kinds
     # Evictions and matches differ too, each later than that.
     for kind, name in (("returned", "evict"), ("returned", "match")):
-        answers = [[(r["step"], r["fields"]) for r in side if (r["kind"], r["name"]) == (kind, name)] for side in sides]
+        answers = [
+            [(r["step"], r["fields"]) for r in side if (r["kind"], r["name"]) == (kind, name)]
+            for side in sides
+        ]
         differing = [pair for pair in zip(*answers, strict=False) if pair[0][1] != pair[1][1]]
         assert differing, f"no {name} differs"
         assert min(step for step, _ in differing[0]) >= min(side[0]["step"] for side in sides)

@@ -161,7 +161,7 @@ def together(ranks, method):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_counts_and_consumption_equal_the_engines(seed):
-    """The engine counts leading finished acks and takes the minimum; then it consumes as many from the front."""
+    """The engine counts leading finished acks, takes the minimum, and consumes as many from the front."""
     numbers = random.Random(seed)
     count = numbers.randrange(12)
     ready = [[numbers.random() < 0.8 for _ in range(count)] for _ in range(4)]
