@@ -4,6 +4,8 @@ import copy
 import pickle
 import re
 import shutil
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -66,9 +68,12 @@ def test_kinds_and_classes_are_equal_in_number_and_name():
 def test_the_table_in_the_documentation_is_complete():
     text = (Path(__file__).parents[2] / "docs" / "ranks.md").read_text("utf-8")
     rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \| (?:`(\w+)`)? ?\|", text, re.MULTILINE)
-    own = {kind: error for kind, error in exceptions.BY_KIND.items() if issubclass(error, exceptions.RankError)}
+    own = {
+        kind: error for kind, error in exceptions.BY_KIND.items() if issubclass(error, exceptions.RankError)
+    }
     built_in = [
-        next((base.__name__ for base in error.__mro__ if base.__module__ == "builtins"), "") for error in own.values()
+        next((base.__name__ for base in error.__mro__ if base.__module__ == "builtins"), "")
+        for error in own.values()
     ]
     expected = [
         (kind, error.__name__, "" if base == "Exception" else base)
@@ -290,6 +295,17 @@ def test_a_world_of_one_has_nobody_to_send_to():
     for bad in ({"op": "sum"}, {"lane": "main"}, {"scope": "all"}):
         with pytest.raises(ConfigError):
             Ask.reduce([1], name="x", **bad)
+
+
+def test_the_plugin_of_the_engine_imports_nothing_of_it_as_long_as_it_is_off():
+    code = """
+import os, sys
+os.environ.pop("HICACHE_RANK_AUDIT", None), os.environ.pop("HICACHE_RANK_AUDIT_LIVE", None)
+from hicache_store.sglang.rank_audit import register
+register()
+assert not {"sglang", "torch", "numpy"} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 # -- the store under several ranks -----------------------------------------------------------------

@@ -9,6 +9,18 @@
 here that imports the engine. What it has to say goes to the logger `hicache_store.sglang`.
 """
 
-from hicache_store.sglang.backend import HiCacheStoreBackend
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hicache_store.sglang.backend import HiCacheStoreBackend
 
 __all__ = ["HiCacheStoreBackend"]
+
+
+def __getattr__(name: str) -> object:
+    """Imports the backend and the engine for who asks: `rank_audit` is loaded by every process of one."""
+    if name == "HiCacheStoreBackend":
+        from hicache_store.sglang.backend import HiCacheStoreBackend
+
+        return HiCacheStoreBackend
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

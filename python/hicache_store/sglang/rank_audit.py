@@ -8,9 +8,9 @@ Off unless the environment says otherwise, and then nothing of the engine is tou
     HICACHE_RANK_AUDIT_RUN=7            number of the run, equal on all ranks; 0 where it is not given
 
 The engine loads `register` by the entry point `sglang.srt.plugins`; `SGLANG_PLUGINS` can leave it out. What
-is recorded are the methods in `WATCHED`, of one tree, each wrapped on the instance: match, insert, evict,
-prefetch, load-back and backup as calls, and locks as changes of state, since they differ long before an
-answer does.
+is recorded are the methods in `versions.AUDITED`, of one tree, each wrapped on the instance: match, insert,
+evict, prefetch, load-back and backup as calls, and locks as changes of state, since they differ long before
+an answer does.
 """
 
 from __future__ import annotations
@@ -18,73 +18,26 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, Final, Literal
 
 from hicache_store.exceptions import ConfigError
 from hicache_store.ranks import RankAudit, Topology, Transport, rank_consensus
 
-__all__ = ["WATCHED", "Watched", "attach", "detach", "register"]
+__all__ = ["attach", "detach", "register"]
 
 FOLDER: Final = "HICACHE_RANK_AUDIT"
 LIVE: Final = "HICACHE_RANK_AUDIT_LIVE"
 RUN: Final = "HICACHE_RANK_AUDIT_RUN"
 
-TARGET: Final = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache.init_hicache"
-"""After this the tree is complete, on every rank."""
-
 _log: Final = logging.getLogger("hicache_store.sglang")
-
-
-@dataclass(frozen=True)
-class Watched:
-    """A method of the tree, and what of its calls is equal on all ranks."""
-
-    method: str
-    name: str
-    params: Sequence[str] = ()
-    result: Sequence[str] = ()
-
-
-_EVICTED: Final = ("result.num_tokens_evicted", "result.swa_num_tokens_evicted", "result.mamba_num_evicted")
-_TO_EVICT: Final = ("params.num_tokens", "params.swa_num_tokens", "params.mamba_num")
-
-WATCHED: Final[Sequence[Watched]] = (
-    Watched(
-        "match_prefix",
-        "match",
-        ("len(params.key)", "digest(params.key.token_ids)"),
-        ("result.device_prefix_len", "result.host_hit_length"),
-    ),
-    Watched("insert", "insert", ("len(params.key)", "digest(params.key.token_ids)"), ("result.prefix_len",)),
-    Watched("evict", "evict", _TO_EVICT, _EVICTED),
-    Watched("evict_for_alloc", "evict", _TO_EVICT, _EVICTED),
-    Watched("evict_host", "evict host", ("num_tokens",), ("result",)),
-    Watched("prefetch_from_storage", "prefetch", ("request.rid", "len(new_input_tokens)"), ("result",)),
-    Watched("load_back", "load back", ("node_id",), ("result",)),
-    Watched("_execute_and_commit_kv_backup", "backup", ("action.node_ids",), ("result",)),
-    Watched("write_backup_storage", "backup to storage", ("node_id",)),
-)
-"""Methods of SGLang 0.5.23. One that another release lacks is left out, with a warning."""
-
-LOCKS: Final = {
-    "inc_lock_ref": "lock",
-    "dec_lock_ref": "unlock",
-    "inc_host_lock_ref": "lock host",
-    "dec_host_lock_ref": "unlock host",
-}
-"""Methods that change locks, and the name of the change."""
-
-_STEP: Final = "check_hicache_events"
-
-_AXES: Final = {"pp": "pp", "cp": "attn_cp", "tp": "attn_tp", "dp": "attn_dp"}
-"""Axes as a topology names them, and as the engine does."""
 
 
 def attach(audit: RankAudit, tree: Any) -> None:
     """Has the methods of one tree recorded, until `detach`."""
-    for watched in WATCHED:
+    from hicache_store.sglang import versions
+
+    for watched in versions.AUDITED:
         method = _method(tree, watched.method)
         if method is not None:
             decorate = rank_consensus(watched.params, watched.result, name=watched.name, audit=audit)
@@ -92,18 +45,21 @@ def attach(audit: RankAudit, tree: Any) -> None:
                 setattr(tree, watched.method, decorate(method))
             except ConfigError as error:  # a parameter has another name in this release
                 _log.warning("the rank audit leaves %s out: %s", watched.method, error)
-    for name, change in LOCKS.items():
+    for name, change in versions.AUDITED_LOCKS.items():
         method = _method(tree, name)
         if method is not None:
             setattr(tree, name, _recorded(audit, method, change))
-    step = _method(tree, _STEP)
+    step = _method(tree, versions.AUDITED_STEP)
     if step is not None:
-        setattr(tree, _STEP, _counted(audit, step))
+        setattr(tree, versions.AUDITED_STEP, _counted(audit, step))
 
 
 def detach(tree: Any) -> None:
     """Gives a tree its own methods back."""
-    for name in (*(watched.method for watched in WATCHED), *LOCKS, _STEP):
+    from hicache_store.sglang import versions
+
+    watched = [watched.method for watched in versions.AUDITED]
+    for name in (*watched, *versions.AUDITED_LOCKS, versions.AUDITED_STEP):
         tree.__dict__.pop(name, None)
 
 
@@ -113,7 +69,9 @@ def register() -> None:
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    HookRegistry.register(TARGET, _after_init, HookType.AFTER)
+    from hicache_store.sglang import versions
+
+    HookRegistry.register(versions.AUDITED_AFTER, _after_init, HookType.AFTER)
 
 
 def _method(tree: Any, name: str) -> Any:
@@ -173,12 +131,9 @@ def _after_init(_result: Any, tree: Any, *_args: Any, **_named: Any) -> None:
 
 def _place() -> tuple[Topology, int]:
     """The axes of this engine, and this rank's number on them."""
-    from sglang.srt.runtime_context import get_parallel
+    from hicache_store.sglang import versions
 
-    at = get_parallel()
-    # A rank on an axis of one is 0, whether the engine has said so or not.
-    sizes = {axis: int(getattr(at, f"{name}_size")) for axis, name in _AXES.items()}
-    place = {axis: int(getattr(at, f"{name}_rank")) if sizes[axis] > 1 else 0 for axis, name in _AXES.items()}
+    sizes, place = versions.axes()
     # What context parallel ranks hold does not matter here: all of them decide alike.
     kind: Literal["none", "replicated"] = "replicated" if sizes["cp"] > 1 else "none"
     topology = Topology(**sizes, cp_kind=kind)

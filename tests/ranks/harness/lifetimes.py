@@ -20,7 +20,7 @@ from hicache_store.ranks import (
 )
 from hicache_store.ranks.torch_transport import MESSAGES, TorchTransport
 
-from harness.programs import HOST, connected, named, topology_of
+from harness.programs import HOST, connected, held, named, topology_of
 
 SPAN, BATCH = 16, 4
 
@@ -88,7 +88,7 @@ def course(seed, request, rank):
 
 
 def promises(rank, store, *, shape, seed, requests):
-    """Requests on the decode side, polled in every tick; how each ended, in which tick, and what is still held."""
+    """Requests on the decode side, polled in every tick; how each ended, when, and what is held."""
     told = []
     with connected(rank, store, shape) as transport:
         for request in range(requests):
@@ -127,7 +127,9 @@ def engine_groups(rank, store, *, shape, deadline, sleeps):
     }
     log, consumed = AckLog("write"), []
     sync = PpSync(topology, rank, [log])
+    before = held()
     transport = TorchTransport(topology, rank, store, groups=groups, deadline=deadline, host=HOST)
+    assert held()[0] == before[0] + 1, "nothing is made but the thread of the heartbeat"
     error = None
     try:
         for step in range(5):
