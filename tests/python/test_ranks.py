@@ -360,3 +360,13 @@ def test_i20_no_torn_object_is_ever_visible(tmp_path):
                 np.testing.assert_array_equal(target[:, page], pages[:, page])
         seen.add(sum(flags))
     assert {0, 6} <= seen
+
+
+def test_every_test_that_the_documentation_names_is_there():
+    root = Path(__file__).parents[2]
+    text = (root / "docs" / "ranks.md").read_text("utf-8")
+    named = set(re.findall(r"\b((?:test|case|example|i\d\d)_\w{12,}|(?:a|every)_\w{20,})\b(?!\.py)", text))
+    sources = [*(root / "tests").rglob("*.py"), *(root / "rust/hicache-ranks/src/tests").glob("*.rs")]
+    defined = set(re.findall(r"\b(?:fn|def) (\w+)", "".join(path.read_text("utf-8") for path in sources)))
+    assert len(named) > 80
+    assert named <= defined, sorted(named - defined)
