@@ -18,6 +18,112 @@ from typing import Any, ClassVar, Final, Literal, TypeAlias, final
 
 from typing_extensions import Self
 
+from hicache_store._ranks import (
+    Ack as Ack,
+)
+from hicache_store._ranks import (
+    AckLog as AckLog,
+)
+from hicache_store._ranks import (
+    Apply as Apply,
+)
+from hicache_store._ranks import (
+    Ask as Ask,
+)
+from hicache_store._ranks import (
+    AuditRecords as AuditRecords,
+)
+from hicache_store._ranks import (
+    CapacityVote as CapacityVote,
+)
+from hicache_store._ranks import (
+    ClassedPool as ClassedPool,
+)
+from hicache_store._ranks import (
+    Coordinates as Coordinates,
+)
+from hicache_store._ranks import (
+    Expired as Expired,
+)
+from hicache_store._ranks import (
+    Gather as Gather,
+)
+from hicache_store._ranks import (
+    GatherPlan as GatherPlan,
+)
+from hicache_store._ranks import (
+    Hit as Hit,
+)
+from hicache_store._ranks import (
+    HitVote as HitVote,
+)
+from hicache_store._ranks import (
+    Holding as Holding,
+)
+from hicache_store._ranks import (
+    LayerGate as LayerGate,
+)
+from hicache_store._ranks import (
+    Lengths as Lengths,
+)
+from hicache_store._ranks import (
+    OutcomeVote as OutcomeVote,
+)
+from hicache_store._ranks import (
+    Ownership as Ownership,
+)
+from hicache_store._ranks import (
+    Placement as Placement,
+)
+from hicache_store._ranks import (
+    PpSync as PpSync,
+)
+from hicache_store._ranks import (
+    Prefetch as Prefetch,
+)
+from hicache_store._ranks import (
+    ProgressVote as ProgressVote,
+)
+from hicache_store._ranks import (
+    Publication as Publication,
+)
+from hicache_store._ranks import (
+    Reading as Reading,
+)
+from hicache_store._ranks import (
+    Report as Report,
+)
+from hicache_store._ranks import (
+    RestoreSession as RestoreSession,
+)
+from hicache_store._ranks import (
+    ScratchBudget as ScratchBudget,
+)
+from hicache_store._ranks import (
+    ScratchSize as ScratchSize,
+)
+from hicache_store._ranks import (
+    Spread as Spread,
+)
+from hicache_store._ranks import (
+    StateDigest as StateDigest,
+)
+from hicache_store._ranks import (
+    StepEnd as StepEnd,
+)
+from hicache_store._ranks import (
+    Topology as Topology,
+)
+from hicache_store._ranks import (
+    Verdict as Verdict,
+)
+from hicache_store._ranks import (
+    Watch as Watch,
+)
+from hicache_store._ranks import (
+    _rank_error_kinds as _rank_error_kinds,
+)
+
 # A list of keys (32 bytes or 64 hex digits each), a uint8 array `[pages, 32]`, or 32 bytes for each page.
 _Keys: TypeAlias = Sequence[bytes] | Sequence[str] | bytes | bytearray | Any
 _Key: TypeAlias = bytes | str
