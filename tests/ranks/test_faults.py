@@ -68,6 +68,14 @@ def test_a_rank_that_never_comes_is_named_when_ranks_meet():
     assert [answers[0], answers[2]] == [("RankStalledError", 1, "connect")] * 2
 
 
+@pytest.mark.parametrize("what", ["kill", "stop"])
+def test_i25_a_rank_that_is_gone_while_groups_are_made_is_named(what):
+    given = {"what": what, "whom": 1, "deadline": 3.0}
+    world = worlds.run(programs.gone_while_groups_are_made, 3, dead=(1,), **given)
+    told = {rank: answer.value for rank, answer in world.answers.items()}
+    assert told == dict.fromkeys((0, 2), ("RankStalledError", 1, "connect"))
+
+
 @pytest.mark.parametrize("how", ["number", "length", "op", "long"])
 def test_i10_ranks_that_ask_for_different_things_learn_so_and_live(how):
     answers = worlds.run(programs.different_asks, 3, how=how).values()

@@ -217,6 +217,23 @@ def missing_at_the_start(rank, store, *, whom, deadline):
     return None
 
 
+def gone_while_groups_are_made(rank, store, *, what, whom, deadline):
+    """One rank comes to the meeting, and is gone before the groups are made."""
+    before = held()
+    if rank == whom:
+        TorchTransport._make = lambda *_: strike(what, deadline)
+    try:
+        TorchTransport(Topology(tp=3), rank, store, deadline=deadline, host=HOST)
+    except RankStalledError as error:
+        for _ in range(200):
+            if held() == before:
+                break
+            time.sleep(0.01)
+        assert held() == before, (before, held())
+        return named(error)
+    return None
+
+
 def different_asks(rank, store, *, how):
     """Rank 1 asks for something else than the others."""
     odd = rank == 1
