@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from harness import programs, worlds
 
-DEADLINE = 3.0
+DEADLINE = 4.0
 SHAPES = [pytest.param(shape, id="pp{}-cp{}-tp{}".format(*shape)) for shape in worlds.SHAPES]
 
 
@@ -20,7 +20,7 @@ def strike(shape, what, whom):
     pp, cp, tp = shape
     given = {"shape": shape, "deadline": DEADLINE, "what": what, "whom": whom, "at": 3}
     # The one that sleeps is not waited for either.
-    world = worlds.run(programs.struck, pp * cp * tp, dead=(whom,), limit=6 * DEADLINE, **given)
+    world = worlds.run(programs.struck, pp * cp * tp, dead=(whom,), limit=90, **given)
     for rank, answer in world.answers.items():
         assert answer.error is None, f"rank {rank}: {answer.error}"
     return {rank: answer.value for rank, answer in world.answers.items() if rank != whom}

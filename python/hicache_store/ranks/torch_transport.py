@@ -87,6 +87,7 @@ class TorchTransport:
         lanes: Iterable[str] = ("scheduler",),
         groups: Mapping[tuple[str, str], _Group] | None = None,
         deadline: float = 60.0,
+        meeting: float | None = None,
         epoch: int = 0,
         host: str | None = None,
     ) -> None:
@@ -101,6 +102,7 @@ class TorchTransport:
                 tensors with its ranks in ascending order, used by nobody else at the same time. What is
                 missing here is made and owned by the transport.
             deadline: Seconds after which any wait ends.
+            meeting: Seconds that ranks may come apart here; a minute, or the deadline where that is longer.
             epoch: Rises with every new transport between the same ranks on the same store.
             host: Address of this machine that the others reach; found by its name where it is not given.
 
@@ -113,6 +115,7 @@ class TorchTransport:
         self.rank = rank
         self.reductions = self.messages = 0
         self._topology, self._deadline, self._epoch = topology, deadline, epoch
+        self._meeting = max(60.0, deadline) if meeting is None else meeting
         self._members = topology.members(rank, "replica")
         self._stage = topology.members(rank, "stage")
         self._groups: dict[tuple[str, str], _Group] = dict(groups or {})
@@ -135,7 +138,7 @@ class TorchTransport:
     # -- beginning and end -----------------------------------------------------------------------
 
     def _connect(self, store: dist.Store, lanes: Sequence[str]) -> None:
-        until = time.monotonic() + self._deadline
+        until = time.monotonic() + self._meeting
         store.set(f"at/{self.rank}", json.dumps(self._heartbeat.address))
         peers = {}
         for member in self._members:
@@ -169,7 +172,7 @@ class TorchTransport:
     def _make(self, store: dist.Store, lane: str, scope: str) -> _Group:
         ranks = self._members if scope == "replica" else self._stage
         prefixed = dist.PrefixStore(f"{lane}/{scope}/{ranks[0]}", store)
-        timeout = timedelta(seconds=self._deadline + _SLACK)
+        timeout = timedelta(seconds=self._meeting)
         others = self._others(ranks)
         due = time.monotonic() + self._deadline
         self._heartbeat.waits("connect", others)
@@ -245,6 +248,7 @@ class TorchTransport:
             return None
         options = dist.AllreduceOptions()
         options.reduceOp = _OPS[ask.op or "min"]
+        options.timeout = timedelta(seconds=self._deadline + _SLACK)
         group = self._group(ask, (ask.lane, ask.scope or "replica"))
         self.reductions += 1
         try:

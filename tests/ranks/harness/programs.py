@@ -210,7 +210,7 @@ def missing_at_the_start(rank, store, *, whom, deadline):
         return None
     before = held()
     try:
-        TorchTransport(Topology(tp=3), rank, store, deadline=deadline, host=HOST)
+        TorchTransport(Topology(tp=3), rank, store, deadline=9, meeting=deadline, host=HOST)
     except RankStalledError as error:
         assert held() == before, (before, held())
         return named(error)
@@ -223,7 +223,7 @@ def gone_while_groups_are_made(rank, store, *, what, whom, deadline):
     if rank == whom:
         TorchTransport._make = lambda *_: strike(what, deadline)
     try:
-        TorchTransport(Topology(tp=3), rank, store, deadline=deadline, host=HOST)
+        TorchTransport(Topology(tp=3), rank, store, deadline=deadline, meeting=5.0, host=HOST)
     except RankStalledError as error:
         for _ in range(200):
             if held() == before:
