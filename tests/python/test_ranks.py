@@ -1,12 +1,15 @@
 """Agreement of ranks from Python, as far as it needs neither torch nor a second process."""
 
 import copy
+import json
 import pickle
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import hicache_store.ranks
@@ -44,6 +47,7 @@ from hicache_store.ranks import (
     drive,
     exceptions,
 )
+from hicache_store.ranks.heartbeat import Heartbeat
 
 
 def test_public_names_are_there_sorted_and_say_where_they_are_found():
@@ -274,6 +278,45 @@ def test_the_culprit_is_at_the_end_of_the_waits():
     watch.silence(1)
     assert watch.culprit([2]) == 1
     assert watch.culprit([]) is None
+
+
+@pytest.fixture
+def heartbeats():
+    """Heartbeats of three ranks that have heard each other."""
+    beats = [Heartbeat(rank, range(3), interval=0.02, silent_after=60, host="127.0.0.1") for rank in range(3)]
+    for beat in beats:
+        beat.start({other.rank: other.address for other in beats}, "run")
+    for beat in beats:
+        beat.wait_for_all(30)
+    yield beats
+    for beat in beats:
+        beat.stop()
+        beat.stop()
+    assert not [thread for thread in threading.enumerate() if thread.name == "hicache-heartbeat"]
+
+
+def test_whom_a_rank_blames_in_one_lane_is_to_blame_in_all(heartbeats):
+    _, waiting, failed = heartbeats
+    failed.waits("query", [0])
+    waiting.waits("scheduler", [2])
+    assert waiting.culprit("scheduler", [2], certain=True) is None
+    failed.blames(0)
+    until = time.monotonic() + 30
+    while waiting.culprit("scheduler", [2], certain=True) is None and time.monotonic() < until:
+        time.sleep(0.01)
+    assert waiting.culprit("scheduler", [2], certain=True) == 0
+
+
+def test_datagrams_that_are_no_heartbeats_of_this_run_are_not_heard(heartbeats):
+    beat = {"token": "other", "rank": 1, "number": 10**9, "progress": {}, "missing": {}, "blames": 2}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as foreign:
+        for datagram in (b"", b"\xff{", b"[]", b"{}", json.dumps(beat).encode()):
+            foreign.sendto(datagram, heartbeats[0].address)
+    heartbeats[1].blames(1)
+    until = time.monotonic() + 30
+    while heartbeats[0].culprit("audit", [1], certain=True) is None and time.monotonic() < until:
+        time.sleep(0.01)
+    assert heartbeats[0].culprit("audit", [1], certain=True) == 1
 
 
 def test_state_digests_follow_changes_and_their_undoing():

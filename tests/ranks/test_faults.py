@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from harness import programs, worlds
 
-DEADLINE = 3.0
+DEADLINE = 4.0
 SHAPES = [pytest.param(shape, id="pp{}-cp{}-tp{}".format(*shape)) for shape in worlds.SHAPES]
 
 
@@ -20,7 +20,7 @@ def strike(shape, what, whom):
     pp, cp, tp = shape
     given = {"shape": shape, "deadline": DEADLINE, "what": what, "whom": whom, "at": 3}
     # The one that sleeps is not waited for either.
-    world = worlds.run(programs.struck, pp * cp * tp, dead=(whom,), limit=6 * DEADLINE, **given)
+    world = worlds.run(programs.struck, pp * cp * tp, dead=(whom,), limit=90, **given)
     for rank, answer in world.answers.items():
         assert answer.error is None, f"rank {rank}: {answer.error}"
     return {rank: answer.value for rank, answer in world.answers.items() if rank != whom}
@@ -48,6 +48,13 @@ def test_i25_a_rank_in_the_middle_of_a_pipeline_is_named_by_all():
         assert {answer[1] for answer in answers.values()} == {2}, answers
 
 
+@pytest.mark.parametrize("what", ["kill", "stop"])
+def test_i25_a_rank_that_is_gone_while_it_waits_is_named_not_whom_it_waited_for(what):
+    world = worlds.run(programs.dies_while_it_waits, 3, dead=(1,), deadline=3.0, what=what)
+    told = {rank: answer.value[:2] for rank, answer in world.answers.items()}
+    assert told == dict.fromkeys((0, 2), ("RankStalledError", 1))
+
+
 def test_i25_after_a_pause_all_ranks_go_on_in_a_new_epoch():
     answers = worlds.run(programs.resumed, 3, shape=(1, 1, 3), deadline=1.5, whom=1).values()
     # The one that slept finds its group gone and names itself.
@@ -59,6 +66,14 @@ def test_a_rank_that_never_comes_is_named_when_ranks_meet():
     world = worlds.run(programs.missing_at_the_start, 3, whom=1, deadline=1.0)
     answers = world.values()
     assert [answers[0], answers[2]] == [("RankStalledError", 1, "connect")] * 2
+
+
+@pytest.mark.parametrize("what", ["kill", "stop"])
+def test_i25_a_rank_that_is_gone_while_groups_are_made_is_named(what):
+    given = {"what": what, "whom": 1, "deadline": 3.0}
+    world = worlds.run(programs.gone_while_groups_are_made, 3, dead=(1,), **given)
+    told = {rank: answer.value for rank, answer in world.answers.items()}
+    assert told == dict.fromkeys((0, 2), ("RankStalledError", 1, "connect"))
 
 
 @pytest.mark.parametrize("how", ["number", "length", "op", "long"])

@@ -144,6 +144,8 @@ class Heartbeat:
     # -- the thread ------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
         next_beat = looked = time.monotonic()
         while not self._ends:
             now = time.monotonic()
@@ -155,8 +157,7 @@ class Heartbeat:
             if now >= next_beat:
                 self._tell()
                 next_beat = now + self._interval
-            ready, _, _ = select.select([self._socket], [], [], max(0.0, next_beat - now))
-            if ready:
+            if poll.poll(1000 * max(0.0, next_beat - now)):
                 self._listen()
 
     def _tell(self, left: bool = False) -> None:

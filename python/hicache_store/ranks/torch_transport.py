@@ -87,6 +87,7 @@ class TorchTransport:
         lanes: Iterable[str] = ("scheduler",),
         groups: Mapping[tuple[str, str], _Group] | None = None,
         deadline: float = 60.0,
+        meeting: float | None = None,
         epoch: int = 0,
         host: str | None = None,
     ) -> None:
@@ -101,6 +102,7 @@ class TorchTransport:
                 tensors with its ranks in ascending order, used by nobody else at the same time. What is
                 missing here is made and owned by the transport.
             deadline: Seconds after which any wait ends.
+            meeting: Seconds that ranks may come apart here; a minute, or the deadline where that is longer.
             epoch: Rises with every new transport between the same ranks on the same store.
             host: Address of this machine that the others reach; found by its name where it is not given.
 
@@ -113,6 +115,7 @@ class TorchTransport:
         self.rank = rank
         self.reductions = self.messages = 0
         self._topology, self._deadline, self._epoch = topology, deadline, epoch
+        self._meeting = max(60.0, deadline) if meeting is None else meeting
         self._members = topology.members(rank, "replica")
         self._stage = topology.members(rank, "stage")
         self._groups: dict[tuple[str, str], _Group] = dict(groups or {})
@@ -120,6 +123,7 @@ class TorchTransport:
         self._started: dict[str, _Pending] = {}
         self._sent: dict[int, tuple[list[_Work], list[torch.Tensor]]] = {}
         self._failed: int | None = None
+        self._is_closed = False
         self._lock = threading.Lock()
         interval = min(1.0, max(0.02, deadline / 20))
         self._heartbeat = Heartbeat(
@@ -134,7 +138,7 @@ class TorchTransport:
     # -- beginning and end -----------------------------------------------------------------------
 
     def _connect(self, store: dist.Store, lanes: Sequence[str]) -> None:
-        until = time.monotonic() + self._deadline
+        until = time.monotonic() + self._meeting
         store.set(f"at/{self.rank}", json.dumps(self._heartbeat.address))
         peers = {}
         for member in self._members:
@@ -168,8 +172,17 @@ class TorchTransport:
     def _make(self, store: dist.Store, lane: str, scope: str) -> _Group:
         ranks = self._members if scope == "replica" else self._stage
         prefixed = dist.PrefixStore(f"{lane}/{scope}/{ranks[0]}", store)
-        timeout = timedelta(seconds=self._deadline + _SLACK)
-        group: _Group = dist.ProcessGroupGloo(prefixed, ranks.index(self.rank), len(ranks), timeout)
+        timeout = timedelta(seconds=self._meeting)
+        others = self._others(ranks)
+        due = time.monotonic() + self._deadline
+        self._heartbeat.waits("connect", others)
+        try:
+            group: _Group = dist.ProcessGroupGloo(prefixed, ranks.index(self.rank), len(ranks), timeout)
+        except RuntimeError as error:
+            culprit = self._culprit("connect", others, due)
+            self._heartbeat.blames(culprit)
+            raise _stalled("connect", culprit) from error
+        self._heartbeat.waits("connect", [])
         return group
 
     def close(self) -> None:
@@ -177,6 +190,7 @@ class TorchTransport:
 
         A reduction that was begun and never collected holds it up for one deadline at most.
         """
+        self._is_closed = True
         self._heartbeat.stop()
         self._started.clear()
         for name in self._owned:
@@ -216,6 +230,8 @@ class TorchTransport:
         pending = self._started.pop(ask.lane, None)
         if pending is None:
             raise StateError(f"{ask.operation}: no reduction was begun", {"operation": ask.operation})
+        # It was begun a step ago: what counts is how long the others keep this rank waiting now.
+        pending.due = time.monotonic() + self._deadline
         return self._collected(pending)
 
     def _begun(self, ask: Ask) -> _Pending:
@@ -232,6 +248,7 @@ class TorchTransport:
             return None
         options = dist.AllreduceOptions()
         options.reduceOp = _OPS[ask.op or "min"]
+        options.timeout = timedelta(seconds=self._deadline + _SLACK)
         group = self._group(ask, (ask.lane, ask.scope or "replica"))
         self.reductions += 1
         try:
@@ -320,20 +337,27 @@ class TorchTransport:
 
     def _fail(self, ask: Ask, missing: Sequence[int], due: float) -> _FailedError:
         """Finds who is to blame, tells the others, and ends this transport."""
+        if self._is_closed:
+            raise StateError(f"{ask.operation}: the transport was closed meanwhile")
         self._heartbeat.waits(ask.lane, missing)
-        culprit = self._heartbeat.culprit(ask.lane, missing, certain=True)
-        # A group breaks off at once when a process dies. Whose it was shows in the heartbeats a little later.
-        while culprit is None and time.monotonic() < due:
-            time.sleep(0.01)
-            culprit = self._heartbeat.culprit(ask.lane, missing, certain=True)
-        if culprit is None:
-            culprit = self._heartbeat.culprit(ask.lane, missing)
+        culprit = self._culprit(ask.lane, missing, due)
         with self._lock:
             if self._failed is None:
-                self._failed = missing[0] if culprit is None else culprit
+                self._failed = culprit
             blamed = self._failed
         self._heartbeat.blames(blamed)
         return _FailedError(blamed)
+
+    def _culprit(self, lane: str, missing: Sequence[int], due: float) -> int:
+        """The rank that a wait for `missing` comes down to."""
+        culprit = self._heartbeat.culprit(lane, missing, certain=True)
+        # A group breaks off at once when a process dies. Whose it was shows in the heartbeats a little later.
+        while culprit is None and time.monotonic() < due:
+            time.sleep(0.01)
+            culprit = self._heartbeat.culprit(lane, missing, certain=True)
+        if culprit is None:
+            culprit = self._heartbeat.culprit(lane, missing)
+        return missing[0] if culprit is None else culprit
 
     def _waited_for_elsewhere(self, lane: str) -> list[int]:
         self._heartbeat.waits(lane, [])

@@ -6,6 +6,7 @@ Off unless the environment says otherwise, and then nothing of the engine is tou
     HICACHE_RANK_AUDIT_LIVE=60          compared while the engine runs; a rank that is silent for so many
                                         seconds is named
     HICACHE_RANK_AUDIT_RUN=7            number of the run, equal on all ranks; 0 where it is not given
+    HICACHE_RANK_AUDIT_HOST=10.0.0.7    address of this machine, where its name does not lead to it
 
 The engine loads `register` by the entry point `sglang.srt.plugins`; `SGLANG_PLUGINS` can leave it out. What
 is recorded are the methods in `versions.AUDITED`, of one tree, each wrapped on the instance: match, insert,
@@ -29,6 +30,7 @@ __all__ = ["attach", "detach", "register"]
 FOLDER: Final = "HICACHE_RANK_AUDIT"
 LIVE: Final = "HICACHE_RANK_AUDIT_LIVE"
 RUN: Final = "HICACHE_RANK_AUDIT_RUN"
+HOST: Final = "HICACHE_RANK_AUDIT_HOST"
 
 _log: Final = logging.getLogger("hicache_store.sglang")
 
@@ -149,4 +151,5 @@ def _transport(topology: Topology, rank: int) -> Transport | None:
     from hicache_store.ranks.torch_transport import TorchTransport
 
     store = dist.PrefixStore("hicache-rank-audit", dist.distributed_c10d._get_default_store())
-    return TorchTransport(topology, rank, store, lanes=("audit",), deadline=float(deadline))
+    host = os.environ.get(HOST) or None
+    return TorchTransport(topology, rank, store, lanes=("audit",), deadline=float(deadline), host=host)

@@ -79,15 +79,15 @@ def votes(rank, store, *, shape, seed, rounds):
 def has(seed, request, rank):
     """What a rank has for a request: the span, whether there are masks, and a vote for each pool."""
     common = random.Random(f"{seed}/{request}")
-    span = common.choice([0, 1, 5, 62, 63, 200, 5000])
-    masks = common.random() < 0.5
+    span, masks = common.choice([0, 1, 5, 62, 63, 200]), common.random() < 0.5
+    if request % 5 == 4:
+        span, masks = 5000, True  # more words than fit into a frame
     own = random.Random(f"{seed}/{request}/{rank}")
     pools = []
-    for pool in range(common.randrange(1, 4)):
-        if masks and pool and common.random() < 0.8:
-            pools.append(
-                Lengths(span, sorted(own.sample(range(span + 1), min(span + 1, own.randrange(1, 40)))))
-            )
+    for _ in range(common.randrange(1, 4)):
+        legal = common.sample(range(span + 1), min(span + 1, 60))
+        if masks and common.random() < 0.8:
+            pools.append(Lengths(span, sorted(length for length in legal if own.random() < 0.8)))
         elif own.random() < 0.1:
             pools.append(None)
         else:
@@ -210,8 +210,25 @@ def missing_at_the_start(rank, store, *, whom, deadline):
         return None
     before = held()
     try:
-        TorchTransport(Topology(tp=3), rank, store, deadline=deadline, host=HOST)
+        TorchTransport(Topology(tp=3), rank, store, deadline=9, meeting=deadline, host=HOST)
     except RankStalledError as error:
+        assert held() == before, (before, held())
+        return named(error)
+    return None
+
+
+def gone_while_groups_are_made(rank, store, *, what, whom, deadline):
+    """One rank comes to the meeting, and is gone before the groups are made."""
+    before = held()
+    if rank == whom:
+        TorchTransport._make = lambda *_: strike(what, deadline)
+    try:
+        TorchTransport(Topology(tp=3), rank, store, deadline=deadline, meeting=5.0, host=HOST)
+    except RankStalledError as error:
+        for _ in range(200):
+            if held() == before:
+                break
+            time.sleep(0.01)
         assert held() == before, (before, held())
         return named(error)
     return None
@@ -247,6 +264,22 @@ def own_transfer_hangs(rank, store, *, deadline):
         try:
             for _ in range(10):
                 drive(sync, transport)
+        except RankError as error:
+            return named(error)
+    return None
+
+
+def dies_while_it_waits(rank, store, *, deadline, what):
+    """Rank 1 waits for rank 2, which is late, and is gone before that comes."""
+    with connected(rank, store, (1, 1, 3), deadline=deadline) as transport:
+        drive(CapacityVote([1]), transport)
+        if rank == 1:
+            threading.Timer(0.3 * deadline, strike, (what, deadline)).start()
+        if rank == 2:
+            time.sleep(0.6 * deadline)
+        try:
+            drive(CapacityVote([2]), transport)
+            drive(CapacityVote([3]), transport)
         except RankError as error:
             return named(error)
     return None
