@@ -372,6 +372,22 @@ fn a_cache_that_cannot_be_written_costs_a_compilation_and_nothing_else() {
     }
 }
 
+/// Only where `HICACHE_CUDA_PACKAGES` names the folder of the compiler's packages, as `make test-kernels` does.
+#[test]
+fn the_real_compiler_makes_code_for_the_device() {
+    let Ok(packages) = std::env::var("HICACHE_CUDA_PACKAGES") else { return };
+    for library in ["cu13/lib/libnvrtc.so.13", "cuda_nvrtc/lib/libnvrtc.so.12"] {
+        let cache = scratch("real");
+        let library = format!("{packages}/nvidia/{library}");
+        let real = [("HICACHE_CUDA_KERNELS", "nvrtc"), ("HICACHE_NVRTC", &library)];
+        let Some(run) = run("look", &cache, &real) else { return };
+        assert!(run.printed.contains("chosen: Nvrtc"), "{}", run.printed);
+        assert!(run.log.contains("library \u{7f}ELF"), "{}", run.log);
+        let file = fs::read_dir(cache.join("kernels")).unwrap().next().unwrap().unwrap().path();
+        assert!(fs::metadata(file).unwrap().len() > 50_000);
+    }
+}
+
 #[test]
 fn processes_that_start_at_once_all_get_their_kernels() {
     let cache = scratch("race");
