@@ -3,8 +3,8 @@
     python cuda/build_image.py OUT.image [--nvrtc LIBRARY] [--keep FOLDER]
 
 The format is that of rust/hicache-sys/src/cuda/image.rs. Without --nvrtc the library is looked for among the
-installed packages, the older major version first: what it makes also loads on older drivers. --keep writes each
-cubin and PTX into files of that folder, for the tools that read them.
+installed packages, the older major version first: what it makes also loads on older drivers. --keep writes
+each cubin and PTX into files of that folder, for the tools that read them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The kernels compile for every architecture, and what the compilers make of them keeps within its limits.
 
-Needs the packages of requirements/cuda.txt; HICACHE_CUDA_PACKAGES names their folder (`make test-kernels` sets it).
+Needs the packages of requirements/cuda.txt in the folder HICACHE_CUDA_PACKAGES; `make test-kernels` sets it.
 """
 
 import importlib.util
