@@ -1,13 +1,13 @@
 """Each missing edge between streams is caught by wrong bytes; with all edges they are right in any order.
 
-Three ranks own the pages of a prefix in turn. For each layer a rank loads its pages from the host, packs them into
-its block of scratch slot `layer % 2`, all ranks gather the blocks, and attention reads the whole prefix:
+Three ranks own the pages of a prefix in turn. For each layer a rank loads its pages from the host and packs
+them into its block of scratch slot `layer % 2`, all ranks gather the blocks, and attention reads the whole prefix:
 
     load     H2D(l) ............ -> loaded[l]
     comm     waits loaded[l] and read[l - 2]; pack(l), gather(l) -> ready[l]
     compute  waits ready[l]; attention(l) -> read[l]
 
-A stream runs its work in order; which stream goes next is drawn by a seed, streams of different speeds among them.
+A stream runs its work in order; which stream goes next is drawn by a seed, as is the speed of each.
 """
 
 from collections import deque
