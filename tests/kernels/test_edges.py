@@ -1,7 +1,7 @@
 """Each missing edge between streams is caught by wrong bytes; with all edges they are right in any order.
 
 Three ranks own the pages of a prefix in turn. For each layer a rank loads its pages from the host and packs
-them into its block of scratch slot `layer % 2`, all ranks gather the blocks, and attention reads the whole prefix:
+them into its block of scratch slot `layer % 2`, all ranks gather blocks, attention reads the whole prefix:
 
     load     H2D(l) ............ -> loaded[l]
     comm     waits loaded[l] and read[l - 2]; pack(l), gather(l) -> ready[l]
