@@ -13,7 +13,7 @@ export PYTHON
 # Tests of the wheel in dist/ belong to `make wheel`.
 DEFAULT_MARKERS := not wheel
 
-.PHONY: help demo test test-rust test-python test-kernels test-sglang sglang-env test-full bench wheel cuda check clean
+.PHONY: help demo test test-rust test-python test-kernels test-ranks test-sglang sglang-env test-full bench wheel cuda check clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 18
@@ -23,7 +23,7 @@ demo:  ## prefill once, restore everywhere, on a small real model
 	. scripts/env.sh demo
 	python -m demo
 
-test: test-rust test-python test-kernels test-sglang  ## Rust and Python tests, some minutes
+test: test-rust test-python test-kernels test-ranks test-sglang  ## Rust and Python tests, some minutes
 
 test-rust:
 	@scripts/check-prerequisites.sh
@@ -55,6 +55,13 @@ test-kernels:  ## the CUDA kernels on the CPU, and through the compilers where t
 
 sglang-env:  ## the environment with the real SGLang, 5 GB in the cache, built once
 	@scripts/prepare.sh sglang
+
+test-ranks:  ## agreement of ranks as real processes over gloo, some minutes
+	@scripts/check-sglang.sh --python || exit 0
+	scripts/prepare.sh sglang
+	. scripts/env.sh sglang
+	cd tests/ranks
+	python -m pytest $(PYTEST_ARGS)
 
 test-sglang:  ## tests of the storage backend with the real SGLang on a CPU
 	@scripts/check-sglang.sh --python || exit 0

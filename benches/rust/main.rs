@@ -1,6 +1,6 @@
 //! Benchmarks of the store. Each answers one question, against the physical limit taken in the same run.
 //!
-//! `cargo run --release -p hicache-benches -- [index|open|io|compression|visibility|ranks-open|replay [SECONDS]|replay-catalog|all]`
+//! `cargo run --release -p hicache-benches -- [index|open|io|compression|visibility|ranks-open|transfer|replay [SECONDS]|replay-catalog|all]`
 
 mod compression;
 mod index;
@@ -9,6 +9,7 @@ mod measure;
 mod open;
 mod ranks;
 mod replay;
+mod transfer;
 mod visibility;
 
 fn main() {
@@ -33,6 +34,7 @@ fn main() {
         ["replay", seconds] => replay::run_store(Some(seconds.parse().expect("seconds for each trace"))),
         ["replay-catalog"] => replay::run_catalog(),
         ["visibility"] => visibility::run(),
+        ["transfer"] => transfer::run(),
         [] | ["all"] => {
             index::run();
             open::run();
@@ -40,11 +42,12 @@ fn main() {
             compression::run();
             visibility::run();
             ranks::run();
+            transfer::run();
             replay::run_store(None);
         }
         _ => {
             eprintln!(
-                "expected one of index, open, io, compression, visibility, ranks-open, replay [SECONDS], replay-catalog, all; found {arguments:?}"
+                "expected one of index, open, io, compression, visibility, ranks-open, transfer, replay [SECONDS], replay-catalog, all; found {arguments:?}"
             );
             std::process::exit(2);
         }

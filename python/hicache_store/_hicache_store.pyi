@@ -18,6 +18,112 @@ from typing import Any, ClassVar, Final, Literal, TypeAlias, final
 
 from typing_extensions import Self
 
+from hicache_store._ranks import (
+    Ack as Ack,
+)
+from hicache_store._ranks import (
+    AckLog as AckLog,
+)
+from hicache_store._ranks import (
+    Apply as Apply,
+)
+from hicache_store._ranks import (
+    Ask as Ask,
+)
+from hicache_store._ranks import (
+    AuditRecords as AuditRecords,
+)
+from hicache_store._ranks import (
+    CapacityVote as CapacityVote,
+)
+from hicache_store._ranks import (
+    ClassedPool as ClassedPool,
+)
+from hicache_store._ranks import (
+    Coordinates as Coordinates,
+)
+from hicache_store._ranks import (
+    Expired as Expired,
+)
+from hicache_store._ranks import (
+    Gather as Gather,
+)
+from hicache_store._ranks import (
+    GatherPlan as GatherPlan,
+)
+from hicache_store._ranks import (
+    Hit as Hit,
+)
+from hicache_store._ranks import (
+    HitVote as HitVote,
+)
+from hicache_store._ranks import (
+    Holding as Holding,
+)
+from hicache_store._ranks import (
+    LayerGate as LayerGate,
+)
+from hicache_store._ranks import (
+    Lengths as Lengths,
+)
+from hicache_store._ranks import (
+    OutcomeVote as OutcomeVote,
+)
+from hicache_store._ranks import (
+    Ownership as Ownership,
+)
+from hicache_store._ranks import (
+    Placement as Placement,
+)
+from hicache_store._ranks import (
+    PpSync as PpSync,
+)
+from hicache_store._ranks import (
+    Prefetch as Prefetch,
+)
+from hicache_store._ranks import (
+    ProgressVote as ProgressVote,
+)
+from hicache_store._ranks import (
+    Publication as Publication,
+)
+from hicache_store._ranks import (
+    Reading as Reading,
+)
+from hicache_store._ranks import (
+    Report as Report,
+)
+from hicache_store._ranks import (
+    RestoreSession as RestoreSession,
+)
+from hicache_store._ranks import (
+    ScratchBudget as ScratchBudget,
+)
+from hicache_store._ranks import (
+    ScratchSize as ScratchSize,
+)
+from hicache_store._ranks import (
+    Spread as Spread,
+)
+from hicache_store._ranks import (
+    StateDigest as StateDigest,
+)
+from hicache_store._ranks import (
+    StepEnd as StepEnd,
+)
+from hicache_store._ranks import (
+    Topology as Topology,
+)
+from hicache_store._ranks import (
+    Verdict as Verdict,
+)
+from hicache_store._ranks import (
+    Watch as Watch,
+)
+from hicache_store._ranks import (
+    _rank_error_kinds as _rank_error_kinds,
+)
+
 # A list of keys (32 bytes or 64 hex digits each), a uint8 array `[pages, 32]`, or 32 bytes for each page.
 _Keys: TypeAlias = Sequence[bytes] | Sequence[str] | bytes | bytearray | Any
 _Key: TypeAlias = bytes | str
@@ -25,8 +131,10 @@ _Key: TypeAlias = bytes | str
 _Integers: TypeAlias = Sequence[int] | Any
 # See above.
 _Buffer: TypeAlias = Any
-# A Region, a buffer, or a list or tuple with one of these for each component.
-_Memory: TypeAlias = Region | _Buffer
+# A Region, a HostPool, a buffer, or a list or tuple with one of these for each component.
+_Memory: TypeAlias = Region | HostPool | _Buffer
+# One of these for a layout of one buffer, a list of them for several; see `TransferPool`.
+_TransferMemory: TypeAlias = Any
 
 __version__: Final[str]
 """Version of the package and of the tool in it."""
@@ -503,6 +611,7 @@ class PoolView:
         page_bytes: int | None = None,
         *,
         packed: tuple[int, int] | None = None,
+        read_by_all: bool = False,
     ) -> Self:
         """Describes one pool of a view.
 
@@ -516,6 +625,9 @@ class PoolView:
                 pool and tile. A tile without tokens is compared when the view is opened.
             packed: The pool's pages as parts of larger host pages: first byte, and bytes of a whole host
                 page.
+            read_by_all: Whether other processes of this host read the same pages at about the same time.
+                They then come through the page cache, once from the disk for all, unless the store is
+                opened with `io_mode="direct"`.
 
         Raises:
             ConfigError: An unknown layout, or a negative number.
@@ -550,6 +662,10 @@ class PoolView:
     def packed(self) -> tuple[int, int] | None:
         """Byte offset of the part, and bytes of a whole host page, if given."""
 
+    @property
+    def read_by_all(self) -> bool:
+        """Whether other processes of this host read the same pages at about the same time."""
+
 @final
 class Region:
     """Host memory wrapped once, to be lent to many calls. Holds the buffer until it is dropped."""
@@ -576,6 +692,312 @@ class Region:
     @property
     def writable(self) -> bool:
         """Whether a restore may write into it."""
+
+class HostPool:
+    """Host memory in slots of one size, near a device, touched, locked or registered as far as it can be had.
+
+    A buffer of `slots * slot_bytes` writable bytes: `memoryview(pool)`, `numpy.frombuffer(pool, dtype)` and
+    `torch.frombuffer(pool, dtype=...)` share its memory, as do `numpy.from_dlpack(pool)` and
+    `torch.from_dlpack(pool)`, tensors of dtype uint8 and shape `[slots * slot_bytes]`. Each view keeps the
+    memory. `View.backup` and `View.restore` take a pool wherever they take a buffer.
+
+    A forked child has no part in its parent's pool: every call raises `StoreClosedError`, and reading
+    through a view made before the fork ends the child with SIGSEGV. Start children by spawn.
+    """
+
+    def __new__(
+        cls,
+        slots: int,
+        slot_bytes: int,
+        *,
+        huge_pages: Literal["off", "try", "require"] = "try",
+        huge_page_bytes: int | str | None = None,
+        numa: int | Literal["local"] | None = None,
+        numa_required: bool = False,
+        prefault: bool = True,
+        touch_threads: int | None = None,
+        lock: Literal["off", "try", "require"] = "off",
+        register: Literal["off", "try", "require"] = "try",
+        register_piece: int | str | None = None,
+        shared: bool = False,
+        attach: int | None = None,
+    ) -> Self:
+        """Makes a pool of zeroed bytes, or maps one that another process shares.
+
+        What is tried and not got is told by `stats()["unmet"]`; what is required and not got is an error,
+        and nothing is left behind.
+
+        Args:
+            slots: Number of slots, 1 to 2^31.
+            slot_bytes: Bytes of one slot, such as one page of all layers.
+            huge_pages: Pages of the hugetlb pool, else transparent ones.
+            huge_page_bytes: Size of hugetlb pages, such as "1GiB"; None for the system's usual one.
+            numa: Node that the memory should stand on; "local" for that of the CPU of this thread.
+            numa_required: Whether memory of another node is an error.
+            prefault: Whether every page gets its memory now, and not at its first use.
+            touch_threads: Threads that do it; None for as many as suit.
+            lock: Locking into memory, against RLIMIT_MEMLOCK. Not done where registering has pinned it.
+            register: Making it known to the CUDA driver, so that copies are asynchronous and kernels reach
+                it.
+            register_piece: Most bytes registered at once; None for 64 GiB. Pieces end where a slot does.
+            shared: Whether other processes may map it, see `share`.
+            attach: File descriptor of another process's pool, received from it. It is duplicated: close
+                yours.
+
+        Raises:
+            GeometryError: Impossible sizes.
+            ConfigError: An impossible option, or a descriptor of anything else than a shared pool.
+            ResourceLimitError: A memory or lock limit is too small; the message says which and where to
+                raise it.
+            UnsupportedError: Something required is not to be had on this machine.
+            DeviceError: The driver refused to register.
+            StoreIOError: The system said no.
+        """
+
+    @property
+    def slots(self) -> int:
+        """Number of slots."""
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one slot."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all slots."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+
+    @property
+    def got(self) -> tuple[str, ...]:
+        """What was got: of "hugetlb", "thp", "bound", "prefaulted", "locked", "registered", "shared"."""
+
+    @property
+    def device_address(self) -> int | None:
+        """Address of the first byte as devices see it, often the host's; None where it is not registered."""
+
+    def stats(self) -> dict[str, Any]:
+        """Returns what was got of what was wished for, and how full the pool is.
+
+        `slots`, `slot_bytes`; `mapped_bytes`, `pages` ("ordinary", "thp" or "hugetlb"), `page_bytes`,
+        `huge_bytes`, `numa` (node or None), `prefaulted`, `locked`, `registered_pieces` (bytes of each),
+        `shared`; `unmet`, a sentence for each wish that was not met; `free_slots`, `leased_slots`, `leases`,
+        `views`.
+        """
+
+    def lease(self, count: int) -> SlotLease:
+        """Leases `count` slots to the caller, all or none.
+
+        Raises:
+            PoolExhaustedError: Fewer are free.
+            UnsupportedError: A pool that was attached: its slots are leased in the process that made it.
+        """
+
+    def release(self, lease: SlotLease) -> None:
+        """Ends a lease of this pool.
+
+        Raises:
+            LeaseError: It is of another pool, or has ended.
+        """
+
+    def share(self) -> int:
+        """Returns a new file descriptor for another process to give as `attach`; send it, then close it.
+
+        Raises:
+            UnsupportedError: The pool was not made with `shared=True`.
+        """
+
+    def close(self) -> None:
+        """Unregisters and unmaps the memory; again does nothing. End all copies into and out of it first.
+
+        Raises:
+            LeaseError: Leases or views are alive; a `BufferError`. The pool stays open.
+            DeviceError: The driver holds on to the memory, which is then never unmapped.
+        """
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None: ...
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Returns (3, 0), kDLCUDAHost, where it is registered, else (1, 0), kDLCPU."""
+
+    def __dlpack__(
+        self,
+        *,
+        stream: object = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> object:
+        """Returns a capsule: a uint8 tensor of shape `[nbytes]`.
+
+        Raises:
+            BufferError: A copy or a device other than these two is asked for.
+        """
+
+@final
+class SlotLease:
+    """Slots of a pool that the holder has until it releases them, or drops the last reference to this object.
+
+    Hold it until the last copy into or out of the slots is done.
+    """
+
+    @property
+    def slots(self) -> list[int]:
+        """Numbers of the slots, in the order in which they were leased; as `View.restore` takes them."""
+
+    @property
+    def released(self) -> bool:
+        """Whether all were released."""
+
+    def release(self, slots: _Integers | None = None) -> None:
+        """Gives slots back.
+
+        Args:
+            slots: Those to give back; None for all.
+
+        Raises:
+            LeaseError: One is not of this lease, or no more; nothing is released.
+        """
+
+    def __len__(self) -> int: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None: ...
+
+@final
+class PoolMember:
+    """One pool of a deployment, as one rank holds it on the host."""
+
+    def __new__(
+        cls,
+        pool: Pool,
+        tile: Tile,
+        slots: int,
+        page_size: int,
+        *,
+        first_layer: int | None = None,
+        mapping: Literal["auto", "packed", "sidecar"] = "auto",
+    ) -> Self:
+        """Describes one member of a `PoolSet`.
+
+        Args:
+            pool: Identity of the pool.
+            tile: What this rank holds of each page.
+            slots: Slots that it has on the host, one page each.
+            page_size: Tokens of one page.
+            first_layer: Number of its first layer where target and draft layers are counted through; None
+                for the first layer of the tile.
+            mapping: "packed" or "sidecar" where only one will do.
+
+        Raises:
+            ConfigError: An unknown mapping, or a negative number.
+            GeometryError: A tile that does not fit into the page.
+        """
+
+    @property
+    def name(self) -> str:
+        """Name of the pool."""
+
+@final
+class MemberPlan:
+    """Where a member of a `PoolSet` stands, and why."""
+
+    @property
+    def name(self) -> str:
+        """Name of its pool."""
+
+    @property
+    def mapping(self) -> Literal["target", "packed", "sidecar"]:
+        """In host pages of the target, or of its own."""
+
+    @property
+    def reason(self) -> str:
+        """One sentence."""
+
+    @property
+    def host_pool(self) -> int:
+        """Index of its host pool in `PoolSet.host_pools`."""
+
+    @property
+    def offset(self) -> int:
+        """First byte of its part in a host page, a multiple of 256."""
+
+    @property
+    def part_bytes(self) -> int:
+        """Bytes of its part: one page of it."""
+
+    @property
+    def host_page_bytes(self) -> int:
+        """Bytes of a whole host page; a multiple of 4096 where members share it."""
+
+@final
+class PoolSet:
+    """The pools of a deployment on one rank: which share host pages, which have their own, and why.
+
+    A member is packed where it has the target's slots and page size and, if it continues another pool's
+    layers as a draft does, the rows of that pool and layers that nobody else owns. Otherwise it is a
+    sidecar, and says why. A draft or an indexer follows the target's slots in either case: with others it is
+    refused. No member is ever left out.
+    """
+
+    def __new__(cls, members: Sequence[PoolMember]) -> Self:
+        """Decides for each member.
+
+        Args:
+            members: The target first; a draft after the pool whose layers it continues.
+
+        Raises:
+            ConfigError: No target, or a name twice.
+            GeometryError: A member that must be packed and cannot be, or that can be neither; the message
+                says why.
+        """
+
+    @property
+    def members(self) -> list[MemberPlan]:
+        """Every member with its place, the target first."""
+
+    @property
+    def host_pools(self) -> list[tuple[int, int]]:
+        """Slots, and bytes of one slot, of each host pool; the target's is the first."""
+
+    def packed(self, name: str) -> tuple[int, int] | None:
+        """Returns what `PoolView` takes as `packed` for a member: its offset, and the bytes of a host page.
+
+        None where the member has its host pages alone.
+
+        Raises:
+            ConfigError: No member of this name.
+        """
+
+    def explain(self) -> str:
+        """Returns a line for each member: name, mapping, place and reason."""
+
+    def allocate(
+        self,
+        *,
+        huge_pages: Literal["off", "try", "require"] = "try",
+        huge_page_bytes: int | str | None = None,
+        numa: int | Literal["local"] | None = None,
+        numa_required: bool = False,
+        prefault: bool = True,
+        touch_threads: int | None = None,
+        lock: Literal["off", "try", "require"] = "off",
+        register: Literal["off", "try", "require"] = "try",
+        register_piece: int | str | None = None,
+        shared: bool = False,
+    ) -> list[HostPool]:
+        """Makes the host pools, all or none, with the options of `HostPool`."""
 
 @final
 class Match:
@@ -827,7 +1249,9 @@ class Store:
             capacity: Budget of a new root: bytes, or text such as "500GiB" (2^30) or "500GB" (10^9), at least
                 16 MiB. An existing root keeps its own. None for half of the free space.
             read_only: Whether to open what exists and write nothing at all.
-            io_mode: "auto", "buffered" (through the page cache) or "direct" (past it, where that works).
+            io_mode: "buffered" (through the page cache), "direct" (past it, where that works) or "auto":
+                written through the cache, read through it what is there or is asked for again, and past it
+                what is not.
             io_threads: Threads for payload I/O and checksums, 1 to 256; None for two for each core, 4 to 16.
             durable: Whether each batch is synced to the disk before it is published.
             verify: Whether every restored byte is checked.
@@ -957,6 +1381,317 @@ class Store:
         _traceback: TracebackType | None,
         /,
     ) -> None: ...
+
+@final
+class HostEvent:
+    """A point in the work of the host that transfers wait for or come to. Set once; threads may share it."""
+
+    def __new__(cls) -> Self:
+        """Returns an event that has not come yet."""
+
+    def set(self) -> None:
+        """Says that the work is done. What waits goes on."""
+
+    @property
+    def is_set(self) -> bool:
+        """Whether the work is done."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until the work is done, or for `timeout` seconds; returns whether it is.
+
+        Raises:
+            ConfigError: The timeout is not a number.
+        """
+
+    @property
+    def handle(self) -> int:
+        """The integer that stands for the event in lists of events, as long as this object lives."""
+
+@final
+class TransferPool:
+    """One pool of a transfer: its pages on the host, and its rows on the device."""
+
+    def __new__(
+        cls,
+        name: str,
+        host: tuple[Layout, _TransferMemory],
+        device: tuple[Layout, _TransferMemory] | Sequence[tuple[Layout, _TransferMemory]],
+        *,
+        first_step: int = 0,
+    ) -> Self:
+        """Returns a pool, whose memory is held as long as a plan of it lives.
+
+        Memory is what `View.restore` takes (a buffer, CPU tensor or `Region`), or `(address, bytes)` of host
+        memory that the caller keeps alive, or a list with one of these for each buffer of the layout. A
+        tensor on a device, and `(address, bytes, "cuda")`, are memory of a device: never touched by the
+        processor, and kept alive by the caller.
+
+        Args:
+            name: The pool's name, as the store's view has it.
+            host: Layout of the host pool (`Layout.host` or `Layout.packed`), and its memory.
+            device: Layouts that share the pool's layers out, each with its memory. One tensor a layer, as
+                the engine has them, is a `layer_first` layout of a tile of that one layer with
+                `split_buffers=True`, `[slots, page_size, heads, row]` for each component. All have the same
+                number of slots.
+            first_step: The layer of the whole transfer with which the pool's first layer goes, from 0.
+
+        Raises:
+            ConfigError: Not a layout with its memory, an address of 0, or a negative number.
+            GeometryError: Memory that is not contiguous.
+        """
+
+    @property
+    def name(self) -> str:
+        """Name, as the store's view has it."""
+
+    @property
+    def layers(self) -> int:
+        """Layers of the pool."""
+
+@final
+class TransferPlan:
+    """How the pages of all pools come from host pools to device rows and back, layer by layer.
+
+    Made once: every address is checked here, for every slot. Layers are counted from 0 in this rank's part of
+    the model. On host memory the processor copies; the calls then return when the copies are done.
+    """
+
+    def __new__(cls, pools: Sequence[TransferPool], *, threads: int = 1) -> Self:
+        """Returns the plan of `pools`, copied by `threads` threads where a layer has at least 4 MiB.
+
+        Raises:
+            ConfigError: No pools, or a number of threads that is not 1 to 1024.
+            GeometryError: Memory smaller than its layout says, a layer that the device does not hold, or host
+                and device layouts of different pools.
+        """
+
+    @property
+    def layers(self) -> int:
+        """Layers, over all pools."""
+
+    @property
+    def pool_names(self) -> list[str]:
+        """Names of the pools, in order."""
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page of all pools."""
+
+    def restore(
+        self,
+        host_slots: _Integers | Mapping[str, _Integers],
+        device_slots: _Integers | Mapping[str, _Integers],
+        layers: tuple[int, int] | None = None,
+        *,
+        stream: int = 0,
+        after: Sequence[HostEvent | int] | None = None,
+        events: Sequence[HostEvent | int] | None = None,
+    ) -> int:
+        """Copies pages from host slots to device slots; returns the bytes that were copied.
+
+        Args:
+            host_slots: The host slot of each page, `[pages]`; -1 leaves the page out. One list for all pools,
+                or a dict by pool name.
+            device_slots: The device slot of each page, `[pages]`, none twice; -1 leaves the page out.
+            layers: First layer and one past the last; None copies all.
+            stream: Handle of the stream that carries the copies out; 0 is the host's own.
+            after: Events, or their handles, that come before the first copy begins.
+            events: An event for each layer, set when that layer has been copied.
+
+        Raises:
+            GeometryError: Slots that do not fit, or destination memory that is read-only.
+            ConfigError: A pool that is missing or unknown, layers or events that do not fit.
+            UnsupportedError: Memory of a device, or a stream of one.
+        """
+
+    def backup(
+        self,
+        host_slots: _Integers | Mapping[str, _Integers],
+        device_slots: _Integers | Mapping[str, _Integers],
+        layers: tuple[int, int] | None = None,
+        *,
+        stream: int = 0,
+        after: Sequence[HostEvent | int] | None = None,
+        events: Sequence[HostEvent | int] | None = None,
+    ) -> int:
+        """Copies pages from device slots to host slots; `restore` with its sides swapped.
+
+        Args:
+            host_slots: As for `restore`, none twice.
+            device_slots: As for `restore`.
+            layers: As for `restore`.
+            stream: As for `restore`.
+            after: As for `restore`: the ends of the work that writes the device rows.
+            events: As for `restore`.
+
+        Raises:
+            GeometryError: As for `restore`.
+            ConfigError: As for `restore`.
+            UnsupportedError: As for `restore`.
+        """
+
+@final
+class LayerwiseRestore:
+    """Restores from the store to host slots to device slots, first layer first; and backups in reverse."""
+
+    def __new__(cls, view: View, plan: TransferPlan) -> Self:
+        """Returns the restores of a view through a plan, with a stream of its own for the copies.
+
+        Raises:
+            ConfigError: The plan has other pools than the view.
+            GeometryError: A host pool is laid out otherwise than the view says.
+        """
+
+    @property
+    def layers(self) -> int:
+        """Layers, over all pools."""
+
+    @property
+    def executor(self) -> str:
+        """What carries the copies out: "cpu"."""
+
+    def start(
+        self,
+        keys: _Keys,
+        host_slots: _Integers | Mapping[str, _Integers],
+        device_slots: _Integers | Mapping[str, _Integers],
+        *,
+        host_free: Sequence[HostEvent | int] | None = None,
+        device_free: Sequence[HostEvent | int] | None = None,
+        stream: int = 0,
+        timeout: float | None = None,
+        bounce: str = "never",
+        announce: str = "pages",
+        reading: str = "auto",
+    ) -> LayerTicket:
+        """Starts a restore on a thread of its own.
+
+        Until `LayerTicket.wait_drained` nobody else may touch the host slots, nor the device slots but for
+        reads of layers that are ready.
+
+        Args:
+            keys: One key for each page, as for `View.restore`.
+            host_slots: The host slot of each page, `[pages]`, none twice. Fewer slots than pages are filled
+                in turn, each again when it has been copied. One list for all pools, or a dict by pool name.
+            device_slots: The device slot of each page, `[pages]`, none twice; -1 brings it to the host only.
+            host_free: Events, or their handles, of earlier uses of the host slots.
+            device_free: Events of earlier uses of the device rows, as of a step that still writes them.
+            stream: As for `TransferPlan.restore`.
+            timeout: Seconds; pages that were not read by then are "late" in all layers.
+            bounce: As for `View.restore`.
+            announce: "pages": no layer is ready before every page is known to be whole. "layers": each is
+                ready when its own bytes are there; if a page fails later, the restore is withdrawn, every
+                further read is refused, and what was computed must be dropped.
+            reading: "auto", "layers:N" (groups of N layers of all pages) or "pages:N" (N whole pages at a
+                time). "auto" reads groups of layers where that reads at most an eighth more than it must.
+
+        Raises:
+            GeometryError: Slots that do not fit.
+            ConfigError: A key is no digest, a pool is missing or unknown, an option is unknown.
+            UnsupportedError: A stream of a device.
+        """
+
+    def start_backup(
+        self,
+        keys: _Keys,
+        host_slots: _Integers | Mapping[str, _Integers],
+        device_slots: _Integers | Mapping[str, _Integers],
+        *,
+        parent: _Key | None = None,
+        depth: int | None = None,
+        host_free: Sequence[HostEvent | int] | None = None,
+        ready: Sequence[HostEvent | int] | None = None,
+        layer_ready: Sequence[HostEvent | int] | None = None,
+        stream: int = 0,
+        timeout: float | None = None,
+        bounce: str = "never",
+    ) -> BackupTicket:
+        """Starts a backup on a thread of its own: device slots to host slots to the store.
+
+        Args:
+            keys: Pages of one chain, as for `View.backup`.
+            host_slots: As for `start`.
+            device_slots: The device slot of each page, `[pages]`; -1 for a page of which there is nothing.
+            parent: As for `View.backup`.
+            depth: As for `View.backup`.
+            host_free: As for `start`.
+            ready: Events, or their handles, of the work that writes the device rows.
+            layer_ready: An event for each layer, where layers are written one after the other.
+            stream: As for `start`.
+            timeout: Seconds; what was not published by then is "late".
+            bounce: As for `View.backup`.
+
+        Raises:
+            GeometryError: Slots that do not fit.
+            ConfigError: As for `View.backup`, or a number of events that is not that of the layers.
+            UnsupportedError: A stream of a device.
+        """
+
+@final
+class LayerTicket:
+    """A restore under way, and the gate before its layers. Dropping it lets the restore go on."""
+
+    def is_ready(self, layer: int) -> bool:
+        """Returns whether a layer can be read now.
+
+        Raises:
+            ConfigError: There is no such layer.
+            StoreClosedError: The restore was given up, or withdrawn.
+            StoreIOError: The copies failed.
+        """
+
+    def read(self, layer: int) -> None:
+        """Takes leave to read a layer.
+
+        Raises:
+            ConfigError: The layer is not ready, or there is no such layer.
+            StoreClosedError: As for `is_ready`.
+            StoreIOError: As for `is_ready`.
+        """
+
+    def wait(self, layer: int, timeout: float | None = None) -> bool:
+        """Waits until a layer can be read, or for `timeout` seconds; returns whether it can.
+
+        Raises:
+            ConfigError: There is no such layer, or the timeout is not a number.
+            StoreClosedError: As for `is_ready`.
+            StoreIOError: As for `is_ready`.
+        """
+
+    def wait_drained(self, timeout: float | None = None) -> bool:
+        """Waits until nothing touches the host or device slots any more; returns whether that is so.
+
+        Raises:
+            ConfigError: The timeout is not a number.
+        """
+
+    def finish(self) -> RestoreReport:
+        """Waits for the end. A page is restored in all layers of all pools, or it is a miss.
+
+        Raises:
+            StoreClosedError: The store was closed meanwhile.
+            StoreIOError: The copies failed.
+        """
+
+@final
+class BackupTicket:
+    """A backup under way. Dropping it lets the backup go on."""
+
+    def wait_drained(self, timeout: float | None = None) -> bool:
+        """Waits until nothing touches the host or device slots any more; returns whether that is so.
+
+        Raises:
+            ConfigError: The timeout is not a number.
+        """
+
+    def finish(self) -> BackupReport:
+        """Waits for the end, and says what became of each page. It answers once.
+
+        Raises:
+            ConfigError: It has answered before.
+            StoreClosedError: The store was closed meanwhile.
+            StoreIOError: The copies failed.
+        """
 
 def _error_kinds() -> list[str]:
     """Returns the names of all kinds of errors."""

@@ -128,13 +128,13 @@ class PoolExhaustedError(HiCacheStoreError):
 
 
 class LeaseError(HiCacheStoreError, BufferError):
-    """A slot used after its release, released twice or of another pool; or a pool closed that somebody still uses."""
+    """A slot used after its release, released twice or of another pool; or a pool closed while in use."""
 
     kind: ClassVar[str] = "lease"
 
 
 class ResourceLimitError(HiCacheStoreError, OSError):
-    """RLIMIT_MEMLOCK, a memory cgroup or the machine has less than a pool needs; the message says where to raise it."""
+    """RLIMIT_MEMLOCK, a memory cgroup or the machine has less than a pool needs; the message says where."""
 
     kind: ClassVar[str] = "limit"
 

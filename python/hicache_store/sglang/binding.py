@@ -92,6 +92,7 @@ class Binding:
             "identity": None if pool is None else json.loads(pool.pool.to_json()),
             "tile": None if pool is None else repr(pool.tile),
             "layout": None if pool is None else pool.layout,
+            "read_by_all": pool is not None and pool.read_by_all,
             "bound": list(self.bound),
         }
 
@@ -160,7 +161,9 @@ def bind(
     if draft_mark is not None and (name in _DRAFTS or 0 < held.target_layers < held.layers):
         formats.append(f"draft {draft_mark}")
     pool = Pool(name, held.kind, held.dtype, held.components, _row_format([*formats, *scope]))
-    view = PoolView(pool, Tile(layers, heads, held.tokens), held.layout, page_bytes=held.page_bytes)
+    tile = Tile(layers, heads, held.tokens)
+    read_by_all = _is_read_by_all(name, held, topology, facts)
+    view = PoolView(pool, tile, held.layout, page_bytes=held.page_bytes, read_by_all=read_by_all)
     is_replicated = held.heads is None and not held.is_state
     orphaned = None
     if not topology.is_kv_writer and not is_replicated and name != PoolName.MAMBA.value:
@@ -252,6 +255,18 @@ def _heads(
         return (0, count), count
     total = facts.total_heads.get(name)
     return (None, None) if total is None else (topology.heads(count, total), total)
+
+
+def _is_read_by_all(name: str, held: _Held, topology: Topology, facts: EngineFacts) -> bool:
+    """Whether ranks beside this one hold, and so read, the very same pages of the pool."""
+    if topology.cp_kind == "replicated":
+        return True
+    if topology.tp_size == 1 or held.is_state:
+        return False
+    if held.heads is None:
+        return topology.replicated or held.is_latent
+    # With fewer heads than ranks, neighbours hold the same one.
+    return facts.total_heads.get(name, topology.tp_size) < topology.tp_size
 
 
 def _why_no_heads(name: str, topology: Topology, facts: EngineFacts) -> str:
@@ -506,6 +521,11 @@ def _dtype(dtype: torch.dtype, facts: EngineFacts, opaque: str) -> tuple[str, tu
     """The element type: the engine keeps 8-bit floats in bytes, and says elsewhere which they are."""
     if dtype != torch.uint8:
         return _name(dtype), ()
+    if (facts.kv_dtype or "").startswith("fp4"):
+        raise UnsupportedError(
+            f"rows of {facts.kv_dtype} keep their block scales in a buffer of their own, and this host pool "
+            "has none: a restored page would be read with the scales of another"
+        )
     return ("uint8", (opaque,)) if facts.kv_dtype is None else (facts.kv_dtype, ())
 
 

@@ -151,7 +151,14 @@ class Serving:
         view = store.view(namespace, body.pool, codec=codec)
         if binding.name == KV and body.flat_dtype is not None:
             pool, nbytes = body.pool, body.page_bytes
-            one = PoolView(pool.pool, pool.tile, pool.layout, page_bytes=nbytes, packed=(0, nbytes))
+            one = PoolView(
+                pool.pool,
+                pool.tile,
+                pool.layout,
+                page_bytes=nbytes,
+                packed=(0, nbytes),
+                read_by_all=pool.read_by_all,
+            )
             flat = store.view(namespace, one, codec=codec)
         return Pages(binding.name, body, view, flat)
 

@@ -6,7 +6,7 @@ with care, and its absence costs sharing between topologies, never correctness.
 
 import importlib.metadata
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -19,15 +19,21 @@ from sglang.srt.mem_cache.hicache_storage import (
 )
 
 __all__ = [
+    "AUDITED",
+    "AUDITED_AFTER",
+    "AUDITED_LOCKS",
+    "AUDITED_STEP",
     "FAMILIES",
     "KV",
     "REFUSED",
     "TESTED",
+    "Audited",
     "EngineFacts",
     "HiCacheStorage",
     "PoolHitPolicy",
     "PoolName",
     "PoolTransferResult",
+    "axes",
     "engine_facts",
     "family_of",
     "pool_name",
@@ -63,6 +69,52 @@ REFUSED: Final[Mapping[str, str]] = {
 }
 """Host pools that cannot be served, by the engine's class, and why."""
 
+
+@dataclass(frozen=True)
+class Audited:
+    """A method of the tree, and what of its calls is equal on all ranks: selectors of `rank_consensus`."""
+
+    method: str
+    name: str
+    params: Sequence[str] = ()
+    result: Sequence[str] = ()
+
+
+_KEY: Final = ("len(params.key)", "digest(params.key.token_ids)")
+_TO_EVICT: Final = ("params.num_tokens", "params.swa_num_tokens", "params.mamba_num")
+_EVICTED: Final = (
+    "result.num_tokens_evicted",
+    "result.swa_num_tokens_evicted",
+    "result.mamba_num_evicted",
+)
+
+AUDITED: Final[Sequence[Audited]] = (
+    Audited("match_prefix", "match", _KEY, ("result.device_prefix_len", "result.host_hit_length")),
+    Audited("insert", "insert", _KEY, ("result.prefix_len",)),
+    Audited("evict", "evict", _TO_EVICT, _EVICTED),
+    Audited("evict_for_alloc", "evict", _TO_EVICT, _EVICTED),
+    Audited("evict_host", "evict host", ("num_tokens",), ("result",)),
+    Audited("prefetch_from_storage", "prefetch", ("request.rid", "len(new_input_tokens)"), ("result",)),
+    Audited("load_back", "load back", ("node_id",), ("result",)),
+    Audited("_execute_and_commit_kv_backup", "backup", ("action.node_ids",), ("result",)),
+    Audited("write_backup_storage", "backup to storage", ("node_id",)),
+)
+"""What `rank_audit` records of the tree. A method that another release lacks is left out, with a warning."""
+
+AUDITED_LOCKS: Final[Mapping[str, str]] = {
+    "inc_lock_ref": "lock",
+    "dec_lock_ref": "unlock",
+    "inc_host_lock_ref": "lock host",
+    "dec_host_lock_ref": "unlock host",
+}
+"""Methods of the tree that change locks, and the name of the change."""
+
+AUDITED_STEP: Final = "check_hicache_events"
+"""What the scheduler calls once a step."""
+
+AUDITED_AFTER: Final = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache.init_hicache"
+"""After this a tree is complete."""
+
 _log: Final = logging.getLogger("hicache_store.sglang")
 
 
@@ -79,11 +131,23 @@ class EngineFacts:
     total_heads: Mapping[str, int] = field(default_factory=dict)
     """KV heads over all tensor-parallel ranks, by the name of the pool."""
     kv_dtype: str | None = None
-    """Element type of the cache, where it is an 8-bit float and the pools only say that they hold bytes."""
+    """Element type of the cache, where it is a float of 8 or 4 bits and the pools only say "bytes"."""
     draft_model: str | None = None
     """Folder or hub name of the draft model's weights, with revision and cache type where they were named."""
     overrides: str | None = None
     """What the operator changed of the model's own config, such as its rotary scaling."""
+
+
+def axes() -> tuple[dict[str, int], dict[str, int]]:
+    """Returns the sizes of the axes that ranks agree over, and this rank's place on each."""
+    from sglang.srt.runtime_context import get_parallel
+
+    at = get_parallel()
+    names = {"pp": "pp", "cp": "attn_cp", "tp": "attn_tp", "dp": "attn_dp"}
+    sizes = {axis: int(getattr(at, f"{name}_size")) for axis, name in names.items()}
+    # A rank on an axis of one is 0, whether the engine has said so or not.
+    place = {axis: int(getattr(at, f"{name}_rank")) if sizes[axis] > 1 else 0 for axis, name in names.items()}
+    return sizes, place
 
 
 def running() -> str:
@@ -206,6 +270,8 @@ def _kv_dtype(args: Any) -> str | None:
         chosen = str(get_model().kv_cache_dtype)
     except (ImportError, ValueError, AttributeError):
         chosen = str(getattr(args, "kv_cache_dtype", ""))
+    if chosen.startswith("fp4"):
+        return chosen
     if not chosen.startswith("fp8_"):
         return None  # "auto" may be an 8-bit float too, by the checkpoint: it does not say which
     from sglang.srt.utils import is_hip

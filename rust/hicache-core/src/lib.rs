@@ -14,6 +14,7 @@ pub mod plan;
 pub mod pool;
 pub mod store;
 pub mod tile;
+pub mod transfer;
 
 pub use dtype::DType;
 pub use error::{Error, ErrorKind, Result};
@@ -23,7 +24,7 @@ pub use host_pool::{
 pub use key::{PageKey, bigram_page_keys, chain_seed, page_keys};
 pub use layout::{ComponentLayout, Layout, LayoutName};
 pub use namespace::{Difference, Fingerprint, Namespace};
-pub use plan::{CopyPlan, CopyRun, Place};
+pub use plan::{CopyPlan, CopyRun, Extent, Grid, Place, Strip, cover_source};
 pub use pool::{Component, HitPolicy, Pool, PoolKind, RowUnit};
 pub use store::{
     BackupOptions, BackupOutcome, BackupReport, Bounce, BreakerState, ChainStart, DeviceReport, Freed,

@@ -13,6 +13,7 @@ use pyo3::types::{PyList, PyTuple};
 
 use crate::arguments::type_name;
 use crate::errors::{Failure, Result};
+use crate::host_pool::PyHostPool;
 
 /// Host memory, wrapped once: an array, a CPU tensor or any other contiguous buffer.
 #[pyclass(frozen, name = "Region", module = "hicache_store")]
@@ -56,9 +57,61 @@ pub(crate) fn to_regions(object: &Bound<'_, PyAny>) -> Result<Vec<Arc<Region>>> 
     Ok(vec![to_region(object)?])
 }
 
+/// The buffers of one side of a transfer.
+pub(crate) enum Found {
+    /// Memory of the host.
+    Host(Vec<Arc<Region>>),
+    /// Addresses and bytes on a device, which are never looked at here.
+    Device(Vec<(u64, u64)>),
+}
+
+/// One buffer, or a list with one for each: what [`to_regions`] takes, `(address, bytes)` of host memory, tensors on a
+/// device, or `(address, bytes, device)`.
+pub(crate) fn to_buffers(object: &Bound<'_, PyAny>) -> Result<Found> {
+    let items: Vec<Bound<'_, PyAny>> = match object.cast::<PyList>() {
+        Ok(list) => list.iter().collect(),
+        Err(_) => vec![object.clone()],
+    };
+    let (mut host, mut device) = (Vec::new(), Vec::new());
+    for item in &items {
+        if let Ok((address, bytes)) = item.extract::<(usize, usize)>() {
+            if address == 0 {
+                return Err(Error::config("expected the address of memory, found 0").into());
+            }
+            host.push(Arc::new(
+                Lent { address, len: bytes, writable: true, owner: item.clone().unbind() }.into_region(),
+            ));
+        } else if let Ok((address, bytes, kind)) = item.extract::<(u64, u64, String)>() {
+            if kind == "cpu" {
+                let message = "expected a device such as \"cuda\" beside an address, found \"cpu\": give (address, bytes)";
+                return Err(Error::config(message).into());
+            }
+            device.push((address, bytes));
+        } else if is_tensor(item)? && item.getattr("device")?.getattr("type")?.extract::<String>()? != "cpu" {
+            if !item.call_method0("is_contiguous")?.is_truthy()? {
+                let shape = item.getattr("shape")?;
+                return Err(not_contiguous(&format!("a strided tensor of shape {shape}")));
+            }
+            device.push((item.call_method0("data_ptr")?.extract()?, item.getattr("nbytes")?.extract()?));
+        } else {
+            host.push(to_region(item)?);
+        }
+    }
+    match (host.is_empty(), device.is_empty()) {
+        (_, true) => Ok(Found::Host(host)),
+        (true, false) => Ok(Found::Device(device)),
+        (false, false) => {
+            Err(Error::geometry("expected all buffers of one side on the host or all on a device").into())
+        }
+    }
+}
+
 fn to_region(object: &Bound<'_, PyAny>) -> Result<Arc<Region>> {
     if let Ok(region) = object.cast::<PyRegion>() {
         return Ok(Arc::clone(&region.get().region));
+    }
+    if let Ok(pool) = object.cast::<PyHostPool>() {
+        return Ok(Arc::new(pool.get().pool()?.region()?));
     }
     let lent = if is_tensor(object)? { Lent::tensor(object)? } else { Lent::buffer(object)? };
     Ok(Arc::new(lent.into_region()))

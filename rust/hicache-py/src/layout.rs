@@ -12,7 +12,7 @@ use crate::tile::PyTile;
 #[pyclass(frozen, eq, name = "Layout", module = "hicache_store")]
 #[derive(PartialEq, Eq)]
 pub(crate) struct PyLayout {
-    inner: Layout,
+    pub(crate) inner: Layout,
 }
 
 #[pymethods]

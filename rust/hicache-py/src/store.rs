@@ -171,7 +171,7 @@ impl PyStore {
 }
 
 /// Bytes from an int, or from text with a unit.
-fn to_bytes(name: &str, object: &Bound<'_, PyAny>) -> Result<u64> {
+pub(crate) fn to_bytes(name: &str, object: &Bound<'_, PyAny>) -> Result<u64> {
     if object.is_instance_of::<PyInt>() {
         let refusal = || Error::config(format!("{name}: expected 0 to {} bytes, found more", i64::MAX));
         return to_u64(name, object.extract().map_err(|_| refusal())?);

@@ -32,13 +32,23 @@ pub(crate) struct PyPoolView {
     required: bool,
     page_bytes: Option<u64>,
     packed: Option<(u64, u64)>,
+    read_by_all: bool,
 }
 
 impl PyPoolView {
     /// A required pool of which every page must be there.
     pub(crate) fn whole(pool: &PyPool, tile: PyTile, layout: LayoutName) -> Self {
         let (pool, policy) = (pool.clone(), HitPolicy::AllPages);
-        PyPoolView { pool, tile, layout, policy, required: true, page_bytes: None, packed: None }
+        PyPoolView {
+            pool,
+            tile,
+            layout,
+            policy,
+            required: true,
+            page_bytes: None,
+            packed: None,
+            read_by_all: false,
+        }
     }
 
     /// Whether the pool's pages are parts of larger host pages.
@@ -50,8 +60,15 @@ impl PyPoolView {
     pub(crate) fn resolve(&self, page_size: u32) -> Result<ViewPool> {
         let tile = self.tile.resolve(page_size)?;
         self.check_page_bytes(&tile)?;
-        let (pool, layout) = (self.pool.inner.clone(), self.layout);
-        Ok(ViewPool { pool, tile, layout, packed: self.packed, policy: self.policy, required: self.required })
+        Ok(ViewPool {
+            pool: self.pool.inner.clone(),
+            tile,
+            layout: self.layout,
+            packed: self.packed,
+            policy: self.policy,
+            required: self.required,
+            read_by_all: self.read_by_all,
+        })
     }
 
     fn check_page_bytes(&self, tile: &hicache_core::Tile) -> Result<()> {
@@ -70,7 +87,8 @@ impl PyPoolView {
 #[pymethods]
 impl PyPoolView {
     #[new]
-    #[pyo3(signature = (pool, tile, layout="page_first", policy=None, required=true, page_bytes=None, *, packed=None))]
+    #[pyo3(signature = (pool, tile, layout="page_first", policy=None, required=true, page_bytes=None, *, packed=None, read_by_all=false))]
+    #[expect(clippy::too_many_arguments, reason = "they are the named arguments of a Python constructor")]
     fn new(
         pool: &PyPool,
         tile: &PyTile,
@@ -79,6 +97,7 @@ impl PyPoolView {
         required: bool,
         page_bytes: Option<i64>,
         packed: Option<(i64, i64)>,
+        read_by_all: bool,
     ) -> Result<Self> {
         let packed = packed.map(|(offset, host_page)| -> Result<_> {
             Ok((to_u64("packed part offset", offset)?, to_u64("packed host page bytes", host_page)?))
@@ -91,6 +110,7 @@ impl PyPoolView {
             required,
             page_bytes: page_bytes.map(|bytes| to_u64("page_bytes", bytes)).transpose()?,
             packed: packed.transpose()?,
+            read_by_all,
         };
         if let Some(tile) = view.tile.resolved() {
             view.check_page_bytes(&tile)?;
@@ -140,6 +160,12 @@ impl PyPoolView {
         self.packed
     }
 
+    /// Whether other processes of this host read the same pages at about the same time.
+    #[getter]
+    fn read_by_all(&self) -> bool {
+        self.read_by_all
+    }
+
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let required = if self.required { "required" } else { "optional" };
         let (pool, tile, policy) = (self.pool.__repr__(py)?, self.tile.__repr__(), self.policy);
@@ -150,7 +176,7 @@ impl PyPoolView {
 /// A view of a namespace: what one rank of one deployment stores and asks for.
 #[pyclass(frozen, name = "View", module = "hicache_store")]
 pub(crate) struct PyView {
-    view: View,
+    view: Arc<View>,
     store: Store,
     /// All pools are parts of the same host pages: they share memory and slots.
     shares_memory: bool,
@@ -173,7 +199,12 @@ impl Memory {
 
 impl PyView {
     pub(crate) fn new(view: View, store: Store, shares_memory: bool) -> Self {
-        PyView { view, store, shares_memory }
+        PyView { view: Arc::new(view), store, shares_memory }
+    }
+
+    /// The view and its store, to be held by what outlives a call.
+    pub(crate) fn parts(&self) -> (Arc<View>, Store) {
+        (Arc::clone(&self.view), self.store.clone())
     }
 
     fn memory(&self, region: &Bound<'_, PyAny>, slots: &Bound<'_, PyAny>) -> Result<Memory> {
@@ -354,7 +385,7 @@ impl PyView {
 }
 
 /// The moment `seconds` from now; `None` when that is never.
-fn deadline(seconds: Option<f64>) -> Result<Option<Instant>> {
+pub(crate) fn deadline(seconds: Option<f64>) -> Result<Option<Instant>> {
     let Some(seconds) = seconds else { return Ok(None) };
     if seconds.is_nan() {
         return Err(Error::config("timeout is not a number, expected seconds").into());

@@ -272,7 +272,8 @@ impl PpSync {
                 self.consume(logs)
             }
             State::Consuming => {
-                answer.done(self.operation("a chosen transfer"))?;
+                let name = logs.get(self.log).map_or("a chosen transfer", AckLog::name);
+                answer.done(self.operation(name))?;
                 self.consume(logs)
             }
             State::Idle | State::Failed => {

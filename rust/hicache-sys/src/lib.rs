@@ -1,12 +1,14 @@
-//! Everything unsafe below Python: memory lent by an engine, positioned vectored file I/O, file locks, forks.
+//! Everything unsafe below Python: memory lent by an engine or made for a pool, copies of strided runs, positioned
+//! vectored file I/O, file locks, forks, the CUDA driver and its kernels.
 //!
 //! This crate owns the unsafe code of the workspace so that the crates above can forbid it. It knows
-//! nothing of pages, keys or formats. Every function is safe to call; the one exception is
-//! [`Region::from_raw_parts`], where memory enters.
+//! nothing of pages, keys or formats. Functions are safe to call, except where something of somebody else enters:
+//! memory ([`Region::from_raw_parts`]), and what the CUDA driver is given ([`cuda`]).
 
 #![expect(unsafe_code, reason = "the one crate of the workspace that may, see the crate documentation")]
 
 mod aligned;
+pub mod copy;
 pub mod cuda;
 pub mod file;
 pub mod fork;

@@ -96,13 +96,14 @@ pub fn io_uring() -> io::Result<()> {
     Ok(())
 }
 
-/// Bytes of the first `len` bytes of `file` that are in the page cache (`cachestat`, Linux 6.5 and newer).
+/// How many of the `len` bytes of `file` at `offset` are in the page cache (`cachestat`, Linux 6.5 and newer), whole
+/// system pages counted.
 ///
 /// # Errors
-/// `ENOSYS` on an older kernel.
-pub fn cached_bytes(file: &File, len: u64) -> io::Result<u64> {
+/// `ENOSYS` on an older kernel, `EPERM` for a file that this process may not write and does not own.
+pub fn cached_bytes(file: &File, offset: u64, len: u64) -> io::Result<u64> {
     const SYS_CACHESTAT: libc::c_long = 451; // the same number on x86-64 and aarch64
-    let range = [0_u64, len]; // struct cachestat_range { off, len }
+    let range = [offset, len]; // struct cachestat_range { off, len }
     let mut counts = [0_u64; 5]; // struct cachestat { cache, dirty, writeback, evicted, recently_evicted }
     // SAFETY: the kernel reads `range` and writes `counts`, both of the sizes that its interface names.
     let done =

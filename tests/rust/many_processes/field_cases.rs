@@ -644,8 +644,8 @@ fn case_d31_open_files_are_bounded_and_closed_again() {
     let again = worker.ask("storm 8 625 8", "stormed");
     assert!(value(&again, "restored") >= 4000, "{again}");
     let after = worker.descriptors();
-    // The open segments, and a journal for each process that there was.
-    assert!(after <= before + 8 + 2, "{before} descriptors before, {after} after");
+    // The open segments, through the page cache and past it, and a journal for each process that there was.
+    assert!(after <= before + 2 * 8 + 2, "{before} descriptors before, {after} after");
     worker.close();
 }
 

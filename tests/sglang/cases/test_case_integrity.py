@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 from harness import backends, pools, workers
+from hicache_store import UnsupportedError
+from hicache_store.sglang import versions
 from sglang.srt.mem_cache.hicache_storage import HiCacheStorageExtraInfo, PoolName
 
 EXTRA = HiCacheStorageExtraInfo(prefix_keys=None)
@@ -89,6 +93,23 @@ def test_case_d09_scales_inside_the_row_come_back(open_backend, put):
     got = backend.batch_get_v2([backends.transfer(PoolName.INDEXER, index, keys, range(4))])
     assert got == {PoolName.INDEXER: [True] * 4}
     assert pools.pages_of(index, range(4)) == held
+
+
+@pytest.mark.parametrize("family", ["mha", "mla"])
+def test_case_d09_four_bit_rows_without_a_scale_buffer_are_refused_at_start(
+    open_backend, put, monkeypatch, family
+):
+    """The engine's own host pools refuse them too, at present; one of another release may not."""
+    pool = pools.build(family, "page_first", dataclasses.replace(pools.TINY, dtype=torch.uint8))
+    args = SimpleNamespace(kv_cache_dtype="fp4_e2m1", model_path=None, _model_config=None)
+    monkeypatch.setattr(versions, "_server_args", lambda: args)
+    with pytest.raises(UnsupportedError, match="block scales"):
+        open_backend(backends.OURS, pool, is_mla_model=family == "mla")
+    monkeypatch.setattr(
+        versions, "_server_args", lambda: SimpleNamespace(**vars(args) | {"kv_cache_dtype": "fp8_e4m3"})
+    )
+    backend = open_backend(backends.OURS, pool, is_mla_model=family == "mla")
+    put(backend, PoolName.KV, pools.fill(pool, 1), backends.keys(2), range(2))
 
 
 # -- D12, D15 ------------------------------------------------------------------------------------

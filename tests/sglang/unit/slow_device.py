@@ -1,6 +1,6 @@
 """Restores six pages while the file layer holds one read, and says what was in the host pool when. A program.
 
-LD_PRELOAD=slow_read.so SLOW_READ_CONTROL=CONTROL python slow_device.py ROOT CONTROL always|never
+LD_PRELOAD=slow_read.so SLOW_READ_CONTROL=CONTROL python slow_device.py ROOT CONTROL always|never|auto
 """
 
 from __future__ import annotations
@@ -38,17 +38,32 @@ def main() -> None:
     writer.close()
 
     before = pools.pages_of(target, TO)
-    reader = opened(root, target, deadline=0.5, bounce=bounce)
-    control.touch()
-    if bounce == "never":
-        # The read goes to the host pool itself: the call cannot end before it.
+    reader = opened(root, target, deadline=2.0 if bounce == "auto" else 0.5, bounce=bounce)
+
+    def hold_for(seconds):
         def let_go():
             while not held.exists():
                 time.sleep(0.01)
-            time.sleep(1.5)
+            time.sleep(seconds)
             go.touch()
 
-        threading.Thread(target=let_go, daemon=True).start()
+        control.touch()
+        thread = threading.Thread(target=let_go, daemon=True)
+        thread.start()
+        return thread
+
+    if bounce == "never":
+        # The read goes to the host pool itself: the call cannot end before it.
+        hold_for(1.5)
+    elif bounce == "auto":
+        # A device that takes more than a quarter of the deadline for a read, and no more than that.
+        slow = hold_for(0.8)
+        assert reader.batch_get_v1(keys, pools.indices(target, FROM)) == [True] * 6
+        slow.join()
+        go.unlink()
+        control.touch()
+    else:
+        control.touch()
     answer = reader.batch_get_v1(keys, pools.indices(target, TO))
     was_held = held.exists()
     at_return = pools.pages_of(target, TO)

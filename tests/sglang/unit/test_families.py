@@ -21,6 +21,7 @@ from sglang.srt.mem_cache.pool_host.mamba import MambaPoolHost
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKOnlyPoolHost
 from sglang.srt.mem_cache.pool_host.minimax_m3_nvfp4 import MiniMaxM3Nvfp4MainKVPoolHost
 from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
+from sglang.srt.mem_cache.pool_host.qsa import QSAIndexerPoolHost
 
 CASES = [(family, layout) for family, (_, layouts) in pools.FAMILIES.items() for layout in layouts]
 # The engine gives sidecars to the calls of version 2 only.
@@ -186,7 +187,7 @@ def buffers(pool):
     """Tensors `[pages, ...]` that a page of these pools is put together from."""
     if isinstance(pool, MambaPoolHost):
         held = pool.kv_buffer
-    elif isinstance(pool, MiniMaxM3Nvfp4MainKVPoolHost):
+    elif isinstance(pool, MiniMaxM3Nvfp4MainKVPoolHost | QSAIndexerPoolHost):
         held = [pool.kv_buffer.transpose(0, 1) if pool.layout == "layer_first" else pool.kv_buffer]
     elif isinstance(pool, MHATokenToKOnlyPoolHost):
         held = [pool.k_buffer.transpose(0, 1) if pool.layout == "layer_first" else pool.k_buffer]
@@ -210,10 +211,21 @@ def pages_of(pool, slots):
     ]
 
 
+def qsa(layout, anchor):
+    """Compressed index keys: a row of all groups of a page (Qwen)."""
+    keys = [torch.zeros(4 * anchor.page_num, 2, 6, dtype=torch.bfloat16) for _ in range(2)]
+    device = SimpleNamespace(qsa_compress_ratio=anchor.page_size // 2, qsa_compressed_k_buffer_pool=keys)
+    with host_memory_budget_scope(1 << 30):
+        pool = QSAIndexerPoolHost(device, anchor)
+    assert pool.layout == layout
+    return pool
+
+
 MORE = {
     "keys, page_first": (PoolName.INDEXER, lambda anchor: keys_only("page_first", anchor)),
     "keys, page_first_direct": (PoolName.INDEXER, lambda anchor: keys_only("page_first_direct", anchor)),
     "keys, layer_first": (PoolName.INDEXER, lambda anchor: keys_only("layer_first", anchor)),
+    "compressed index keys": (PoolName.INDEXER, lambda anchor: qsa("page_first", anchor)),
     "state without a temporal part": (PoolName.MAMBA, lambda _: states(0)),
     "side states": (PoolName.MAMBA, lambda _: states(3)),
     "more side states than components": (PoolName.MAMBA, lambda _: states(20)),

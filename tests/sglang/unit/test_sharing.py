@@ -257,6 +257,26 @@ def test_of_context_parallel_ranks_that_hold_the_same_one_writes(rank, put, take
     assert rank(part(), extra=FACTS).batch_exists(keys) == 6
 
 
+def test_pages_that_all_ranks_read_come_through_the_page_cache(rank):
+    """What the store does with it: `tests/rust/page_cache.rs`."""
+    alike = {"tp_rank": 1, "tp_size": 8}
+    for heads, facts, extra, expected in (
+        (4, {}, {}, False),
+        (2, {"tp_rank": 1, "tp_size": 2}, {}, False),
+        (1, alike, {}, True),
+        (4, {"attn_cp_rank": 1, "attn_cp_size": 2}, {"cp_kind": "replicated"}, True),
+        (4, {"attn_cp_rank": 1, "attn_cp_size": 2}, {"cp_kind": "sharded"}, False),
+    ):
+        backend = rank(part(heads=heads), extra=FACTS | extra, **facts)
+        assert backend.stats()["pools"]["kv"]["read_by_all"] is expected
+    for is_mla_model in (True, False):
+        state = pools.build("mamba", "page_first")
+        facts = {"is_mla_model": is_mla_model, "tp_rank": 1, "tp_size": 2}
+        backend = rank(pools.build("mla", "page_first"), {PoolName.MAMBA: state}, **facts)
+        assert backend.stats()["pools"]["kv"]["read_by_all"] is True, "latent rows"
+        assert backend.stats()["pools"]["mamba"]["read_by_all"] is False
+
+
 def test_data_parallel_ranks_share(rank, whole, keys):
     assert rank(part(), extra=FACTS, dp_rank=3).batch_exists(keys) == 6
 

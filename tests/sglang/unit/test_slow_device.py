@@ -49,6 +49,14 @@ def test_a_bounced_call_leaves_a_held_read_behind_and_the_host_pool_alone(restor
     assert said["as_at_return"], "nothing was written after the call"
 
 
+def test_a_device_that_was_slow_is_bounced_without_being_told(restored):
+    said = restored("auto")
+    assert said["was_held"], "the call returned while the device still had the read"
+    assert said["answer"] == [False] * 6
+    assert said["untouched"]
+    assert said["as_at_return"], "nothing was written after the call"
+
+
 def test_a_call_into_the_host_pool_ends_with_its_read_and_tells_the_truth(restored):
     said = restored("never")
     assert not said["was_held"], "the read had ended when the call returned"

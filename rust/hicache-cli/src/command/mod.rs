@@ -9,6 +9,7 @@ mod import;
 mod ls;
 mod probe;
 mod prune;
+mod ranks;
 mod repair;
 mod resize;
 mod sglang_config;
@@ -34,6 +35,7 @@ pub enum Command {
     Repair(repair::Repair),
     Resize(resize::Resize),
     Probe(probe::Probe),
+    Ranks(ranks::Ranks),
     SglangConfig(sglang_config::SglangConfig),
 }
 
@@ -52,6 +54,7 @@ impl Command {
             Command::Repair(command) => command.run(output),
             Command::Resize(command) => command.run(output),
             Command::Probe(command) => command.run(output),
+            Command::Ranks(command) => command.run(output),
             Command::SglangConfig(command) => command.run(output),
         }
     }

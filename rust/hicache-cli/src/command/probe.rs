@@ -81,7 +81,7 @@ impl Probe {
                 speeds.push(Speed { access, operation: "read", block_bytes, bytes_per_second: read });
             }
         }
-        let cachestat = probe::cached_bytes(&scratch.buffered, 4096);
+        let cachestat = probe::cached_bytes(&scratch.buffered, 0, 4096);
         Ok(Found {
             file_system,
             sync_median: sync_median(&scratch.buffered).map_err(|error| failed(&error))?,
@@ -183,7 +183,8 @@ struct Suggestion {
 }
 
 impl Suggestion {
-    /// Direct where the disk alone writes faster than the disk behind the page cache; 80 % of the free space.
+    /// Direct where the disk alone writes faster than the disk behind the page cache, else the store's own choice where
+    /// it can choose; 80 % of the free space.
     fn of(found: &Found) -> Suggestion {
         let fastest = |access: &str| {
             let writes =
@@ -192,7 +193,11 @@ impl Suggestion {
         };
         let is_direct = found.direct.is_ok() && fastest("direct") > fastest("buffered");
         Suggestion {
-            io_mode: if is_direct { "direct" } else { "buffered" },
+            io_mode: match (is_direct, &found.direct, &found.cachestat) {
+                (true, ..) => "direct",
+                (false, Ok(()), Ok(())) => "auto",
+                (false, ..) => "buffered",
+            },
             capacity_bytes: found.file_system.available_bytes / 5 * 4,
         }
     }

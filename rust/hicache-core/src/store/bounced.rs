@@ -14,10 +14,11 @@ use crate::store::bounce::{AbandonableBatch, BOUNCE_THREADS, BounceMemory, NoMem
 use crate::store::counters::Counter;
 use crate::store::device_health::CallEnd;
 use crate::store::io::IoEngine;
-use crate::store::reading::{Reader, asked_for};
+use crate::store::reading::{Reader, asked_for, of_layers};
 use crate::store::restore::{RestoreOutcome, RestoreReport};
 use crate::store::view::{BoundMemory, PoolState, View};
 use crate::store::writing::{Chain, Refusal, Writer, Written, missing};
+use crate::tile::Span;
 use crate::{Error, Result};
 
 /// About as many bytes as one request brings: some for each thread are under way at once.
@@ -78,10 +79,12 @@ impl Staging {
         page: usize,
         memory: &[BoundMemory<'_>],
         to: usize,
+        layers: Option<&[Span]>,
     ) -> Result<()> {
         for (number, (pool, memory)) in pools.iter().zip(memory).enumerate() {
             let Some(offset) = self.offset(pools, number, page) else { continue };
-            let landing = pool.staging_landing(memory)?;
+            let Some(piece) = of_layers(pool.spec.tile, layers, number) else { continue };
+            let landing = pool.staging_landing(memory, &piece)?;
             let (bytes, slot) = (pool.form.page_bytes, memory.slots[to] as u64);
             let copied = self.regions[number]
                 .with_bytes(offset, bytes, |from| landing.scatter(0..bytes, from, slot, &memory.regions));
@@ -95,7 +98,7 @@ impl Staging {
         let outside = |error: hicache_sys::OutOfBounds| Error::geometry(error.to_string());
         for (number, (pool, memory)) in pools.iter().zip(memory).enumerate() {
             let Some(mut offset) = self.offset(pools, number, page) else { continue };
-            let (landing, mut pieces) = (pool.staging_landing(memory)?, Vec::new());
+            let (landing, mut pieces) = (pool.staging_landing(memory, &pool.spec.tile)?, Vec::new());
             landing.pieces(0..pool.form.page_bytes, memory.slots[page] as u64, &memory.regions, &mut pieces);
             for piece in pieces {
                 let copied = piece
@@ -121,8 +124,10 @@ impl View {
         &self,
         keys: &[PageKey],
         memory: &[BoundMemory<'_>],
+        layers: Option<&[Span]>,
         deadline: Option<Instant>,
     ) -> Result<(RestoreReport, CallEnd)> {
+        let layers: Option<Arc<[Span]>> = layers.map(Arc::from);
         let outcomes = asked_for(keys.len(), memory, RestoreOutcome::Late);
         let mut report = RestoreReport { outcomes, bytes: 0 };
         let mut end = CallEnd::default();
@@ -151,6 +156,7 @@ impl View {
                     memory,
                     group,
                     room,
+                    &layers,
                     deadline,
                 );
                 begun += 1;
@@ -162,7 +168,7 @@ impl View {
             let pages = groups[number].pages.clone();
             match ended {
                 Ok((part, staging)) => {
-                    self.bring(&mut report, part, &staging, memory, pages)?;
+                    self.bring(&mut report, part, &staging, memory, pages, layers.as_deref())?;
                 }
                 Err(error) => {
                     for outcome in &mut report.outcomes[pages] {
@@ -205,16 +211,23 @@ impl View {
         memory: &[BoundMemory<'_>],
         group: &Group,
         room: BounceMemory,
+        layers: &Option<Arc<[Span]>>,
         deadline: Option<Instant>,
     ) {
         let first = group.pages.start;
         let is_wanted = |pool: usize, page: usize| memory[pool].slots[first + page] >= 0;
         let staging = Staging::new(&self.pools, keys.len(), is_wanted, room);
         let (inner, state) = (Arc::clone(&self.inner), Arc::clone(&self.state));
-        let (pools, keys) = (Arc::clone(&self.pools), keys.to_vec());
+        let (pools, keys, layers) = (Arc::clone(&self.pools), keys.to_vec(), layers.clone());
         batch.submit(number, move || {
-            let reader =
-                Reader { inner: &inner, state: &state, pools: &pools, engine: &inner.inline, deadline };
+            let reader = Reader {
+                inner: &inner,
+                state: &state,
+                pools: &pools,
+                engine: &inner.inline,
+                deadline,
+                layers: layers.as_deref(),
+            };
             let restored = staging.bind(&pools).and_then(|bound| reader.restore(&keys, &bound));
             restored.map(|report| (report, staging)).map_err(io::Error::other)
         });
@@ -228,10 +241,11 @@ impl View {
         staging: &Staging,
         memory: &[BoundMemory<'_>],
         pages: Range<usize>,
+        layers: Option<&[Span]>,
     ) -> Result<()> {
         for (from, (to, outcome)) in pages.zip(part.outcomes).enumerate() {
             if outcome == RestoreOutcome::Restored {
-                staging.copy_out(&self.pools, from, memory, to)?;
+                staging.copy_out(&self.pools, from, memory, to, layers)?;
                 self.inner.counters.add(Counter::BouncedReads, 1);
             }
             report.outcomes[to] = outcome;

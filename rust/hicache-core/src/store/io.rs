@@ -5,23 +5,28 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Instant;
 
 use hicache_sys::file::{self, Access, Piece};
 use hicache_sys::{AlignedBuffer, DIRECT_ALIGNMENT};
 use rayon::prelude::*;
+use twox_hash::XxHash3_64;
 
 use crate::store::clock::Clock;
 use crate::store::counters::{Counter, Counters};
 use crate::store::device_health::DeviceHealth;
 use crate::store::notices::{Level, Notices};
+use crate::store::options::IoMode;
+use crate::store::page_cache::PageCache;
 
 /// A segment as it is read and written: through the page cache, and past it where that is asked for.
 pub struct SegmentFile {
     path: PathBuf,
     buffered: File,
     direct: Option<File>,
+    /// Tells the file from others in this process.
+    number: u64,
 }
 
 impl SegmentFile {
@@ -46,8 +51,19 @@ pub struct Read<'a> {
     pub len: u64,
     /// Where the bytes land: pieces of that many bytes in all, or `None` for a scratch buffer.
     pub into: Option<Vec<Piece<'a>>>,
-    /// Whether to go through the page cache in any mode: for small things that are written through it.
-    pub through_cache: bool,
+    /// Through the page cache, or past it.
+    pub way: Way,
+}
+
+/// Through the page cache, or past it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// Through it in any mode: small things, which are written through it.
+    Cache,
+    /// As the mode says; through it where that is left to the store: other processes of this host read the same.
+    Shared,
+    /// As the mode says.
+    Payload,
 }
 
 /// One write of a batch.
@@ -114,7 +130,9 @@ pub trait IoHook: Send + Sync {
 
 /// Opens files and does single transfers, direct where asked for and possible, buffered otherwise.
 pub struct Transfers {
-    direct: AtomicBool,
+    /// An [`IoMode`]; `Buffered` from the first refusal of direct I/O on.
+    mode: AtomicU8,
+    page_cache: Option<PageCache>,
     device: Arc<DeviceHealth>,
     counters: Arc<Counters>,
     notices: Arc<Notices>,
@@ -124,7 +142,7 @@ pub struct Transfers {
 
 impl Transfers {
     pub(crate) fn new(
-        direct: bool,
+        mode: IoMode,
         device: Arc<DeviceHealth>,
         counters: Arc<Counters>,
         notices: Arc<Notices>,
@@ -133,7 +151,8 @@ impl Transfers {
         #[cfg(not(feature = "testing"))]
         let _ = options;
         Transfers {
-            direct: AtomicBool::new(direct),
+            mode: AtomicU8::new(mode as u8),
+            page_cache: (mode == IoMode::Auto).then(PageCache::new),
             device,
             counters,
             notices,
@@ -142,16 +161,28 @@ impl Transfers {
         }
     }
 
-    /// Whether payload goes past the page cache.
-    pub fn is_direct(&self) -> bool {
-        self.direct.load(Ordering::Relaxed)
+    /// How payload goes to and from the disk, as it turned out.
+    pub fn mode(&self) -> IoMode {
+        match self.mode.load(Ordering::Relaxed) {
+            mode if mode == IoMode::Auto as u8 => IoMode::Auto,
+            mode if mode == IoMode::Direct as u8 => IoMode::Direct,
+            _ => IoMode::Buffered,
+        }
+    }
+
+    /// The mode in words, for `stat` and the start-up line.
+    fn mode_name(&self) -> &'static str {
+        match self.mode() {
+            IoMode::Auto => "auto (reads direct where the page cache has nothing)",
+            mode => mode.name(),
+        }
     }
 
     /// Transfers of a tool: buffered, and nobody looks at how long they take.
     pub(crate) fn plain() -> Self {
         let (counters, notices) = (Arc::default(), Arc::default());
         let device = DeviceHealth::new(Clock::default(), Arc::clone(&counters), Arc::clone(&notices));
-        Transfers::new(false, Arc::new(device), counters, notices, &Default::default())
+        Transfers::new(IoMode::Buffered, Arc::new(device), counters, notices, &Default::default())
     }
 
     fn clock(&self) -> &Clock {
@@ -173,9 +204,12 @@ impl Transfers {
 
     fn with_direct(&self, path: &Path, buffered: File, write: bool) -> SegmentFile {
         let open = if write { file::open_write } else { file::open_read };
-        let direct =
-            if self.is_direct() { self.fall_back_on_error(path, open(path, Access::Direct)) } else { None };
-        SegmentFile { path: path.to_owned(), buffered, direct }
+        let direct = match self.mode() {
+            IoMode::Buffered => None,
+            IoMode::Auto | IoMode::Direct => self.fall_back_on_error(path, open(path, Access::Direct)),
+        };
+        let number = XxHash3_64::oneshot(path.as_os_str().as_encoded_bytes());
+        SegmentFile { path: path.to_owned(), buffered, direct, number }
     }
 
     /// Writes small things (headers, directories, frames) through the page cache.
@@ -198,8 +232,8 @@ impl Transfers {
         })
     }
 
-    fn read_pieces(&self, read: &Read<'_>, pieces: &[Piece<'_>]) -> io::Result<()> {
-        let Some(direct) = self.direct_of(read) else {
+    fn read_pieces(&self, read: &Read<'_>, direct: Option<&File>, pieces: &[Piece<'_>]) -> io::Result<()> {
+        let Some(direct) = direct else {
             return self.device.reads.timed(|| {
                 self.hook(false, false, &read.file.path, read.offset, read.len)?;
                 file::read_pieces(&read.file.buffered, pieces, read.offset)
@@ -217,21 +251,38 @@ impl Transfers {
                 }
             });
         }
-        self.with_scratch(read, |bytes| scatter(bytes, pieces))?
+        self.with_scratch(read, Some(direct), |bytes| scatter(bytes, pieces))?
     }
 
+    /// The descriptor past the page cache, if this read is to take that way.
     fn direct_of<'a>(&self, read: &Read<'a>) -> Option<&'a File> {
-        read.file.direct.as_ref().filter(|_| self.is_direct() && !read.through_cache)
+        let SegmentFile { buffered, direct, number, .. } = read.file;
+        let direct = direct.as_ref()?;
+        let is_direct = match (self.mode(), read.way) {
+            (IoMode::Buffered, _) | (_, Way::Cache) | (IoMode::Auto, Way::Shared) => false,
+            (IoMode::Direct, _) => true,
+            (IoMode::Auto, Way::Payload) => {
+                let is_cached =
+                    |cache: &PageCache| cache.is_used_by(*number, buffered, read.offset, read.len);
+                !self.page_cache.as_ref().is_some_and(is_cached)
+            }
+        };
+        is_direct.then_some(direct)
     }
 
     /// Reads into this thread's scratch buffer and hands the bytes to `take`.
-    fn with_scratch<R>(&self, read: &Read<'_>, take: impl FnOnce(&[u8]) -> R) -> io::Result<R> {
+    fn with_scratch<R>(
+        &self,
+        read: &Read<'_>,
+        direct: Option<&File>,
+        take: impl FnOnce(&[u8]) -> R,
+    ) -> io::Result<R> {
         let start = read.offset - read.offset % DIRECT_ALIGNMENT as u64;
         let end = (read.offset + read.len).next_multiple_of(DIRECT_ALIGNMENT as u64);
         let (skip, len) = ((read.offset - start) as usize, read.len as usize);
         SCRATCH.with_borrow_mut(|scratch| {
             scratch.reserve_discarding((end - start) as usize);
-            let done = self.device.reads.timed(|| match self.direct_of(read) {
+            let done = self.device.reads.timed(|| match direct {
                 Some(direct) => {
                     let allowed = self.hook(false, true, &read.file.path, start, end - start);
                     let out = &mut scratch[..(end - start) as usize];
@@ -253,7 +304,7 @@ impl Transfers {
     }
 
     fn write(&self, index: usize, write: &Write<'_>, prepare: WritePrepare<'_>) -> io::Result<()> {
-        let direct = write.file.direct.as_ref().filter(|_| self.is_direct());
+        let direct = write.file.direct.as_ref().filter(|_| self.mode() == IoMode::Direct);
         // Neighbouring writes may share a sector when the length is not aligned: those go through the cache.
         let direct = direct.filter(|_| is_aligned(write.offset) && is_aligned(write.len));
         if let Some(pieces) = &write.from {
@@ -323,9 +374,14 @@ impl Transfers {
     }
 
     fn fall_back(&self, path: &Path, error: &io::Error) {
-        self.direct.store(false, Ordering::Relaxed);
+        // In mode `Auto` nobody asked for direct I/O by name.
+        let level = if self.mode() == IoMode::Direct { Level::Warning } else { Level::Info };
+        // Want of descriptors or memory passes; a refusal does not.
+        if is_refusal(error) {
+            self.mode.store(IoMode::Buffered as u8, Ordering::Relaxed);
+        }
         self.counters.add(Counter::DirectFallbacks, 1);
-        self.notices.push(Level::Warning, "direct-fallback", || {
+        self.notices.push(level, "direct-fallback", || {
             format!("direct I/O refused for {}: {error}; going on through the page cache", path.display())
         });
     }
@@ -467,9 +523,10 @@ impl Transfers {
         if self.clock().is_past(deadline) {
             return done(index, Err(late()));
         }
+        let direct = self.direct_of(read);
         let ended = match &read.into {
-            Some(pieces) => self.read_pieces(read, pieces).map(|()| done(index, Ok(&[]))),
-            None => self.with_scratch(read, |bytes| done(index, Ok(bytes))),
+            Some(pieces) => self.read_pieces(read, direct, pieces).map(|()| done(index, Ok(&[]))),
+            None => self.with_scratch(read, direct, |bytes| done(index, Ok(bytes))),
         };
         if let Err(error) = ended {
             done(index, Err(error));
@@ -505,8 +562,7 @@ impl ThreadEngine {
 
 impl IoEngine for ThreadEngine {
     fn name(&self) -> String {
-        let path = if self.transfers.is_direct() { "direct" } else { "buffered" };
-        format!("{path}, {} threads", self.workers.current_num_threads())
+        format!("{}, {} threads", self.transfers.mode_name(), self.workers.current_num_threads())
     }
 
     fn read_batch(&self, reads: &[Read<'_>], deadline: Option<Instant>, done: ReadDone<'_>) {
@@ -554,8 +610,7 @@ impl InlineEngine {
 
 impl IoEngine for InlineEngine {
     fn name(&self) -> String {
-        let path = if self.transfers.is_direct() { "direct" } else { "buffered" };
-        format!("{path}, inline")
+        format!("{}, inline", self.transfers.mode_name())
     }
 
     fn read_batch(&self, reads: &[Read<'_>], deadline: Option<Instant>, done: ReadDone<'_>) {

@@ -7,7 +7,7 @@ use hicache_sys::file::Piece;
 
 use crate::format::form::{Codec, Form};
 use crate::layout::Layout;
-use crate::plan::CopyPlan;
+use crate::plan::{CopyPlan, cover_source};
 use crate::tile::Tile;
 use crate::{Error, Result};
 
@@ -41,8 +41,8 @@ impl Landing {
     /// Lands `piece` of an object of `form`, laid out as `object`, in memory laid out as `host`.
     pub fn new(form: &Form, object: &Layout, host: &Layout, piece: &Tile) -> Result<Self> {
         let plan = CopyPlan::between(object, host, piece)?;
-        let stretches: Vec<Stretch> = plan
-            .runs
+        let runs = plan.runs()?;
+        let stretches: Vec<Stretch> = runs
             .iter()
             .map(|run| Stretch {
                 object: run.src.offset,
@@ -62,10 +62,10 @@ impl Landing {
                 _ => blocks.push(first..end),
             }
         }
-        let is_whole = plan.covers_source(form.page_bytes);
-        let is_long = plan.bytes >= SHORTEST_PIECE_BYTES * stretches.len() as u64;
+        let is_whole = cover_source(&runs, form.page_bytes);
+        let is_long = plan.bytes() >= SHORTEST_PIECE_BYTES * stretches.len() as u64;
         let is_straight = form.codec == Codec::None && is_whole && is_long;
-        Ok(Landing { stretches, blocks, is_straight, bytes: plan.bytes })
+        Ok(Landing { stretches, blocks, is_straight, bytes: plan.bytes() })
     }
 
     /// Memory of the object bytes `range`, in object order, for the page in `slot`.

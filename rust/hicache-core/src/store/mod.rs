@@ -53,6 +53,7 @@ mod namespace_state;
 mod news;
 pub mod notices;
 pub mod options;
+mod page_cache;
 pub mod paths;
 mod prune;
 mod publish;
@@ -170,13 +171,16 @@ impl Store {
         let (counters, notices) = (Arc::<Counters>::default(), Arc::<Notices>::default());
         let process = ProcessId::random()?;
         let description = root::open(&paths, &options, process, &notices)?;
-        // A root that is only looked at is not written to: there, opening a segment shows whether it works.
-        let direct = options.io_mode == IoMode::Direct
-            && (options.read_only || probe_direct(&paths, process, &notices));
+        let mode = match options.io_mode {
+            // A root that is only looked at is not written to: there, opening a segment shows whether it works.
+            IoMode::Direct | IoMode::Auto if options.read_only => options.io_mode,
+            IoMode::Direct | IoMode::Auto => probe_mode(options.io_mode, &paths, process, &notices),
+            IoMode::Buffered => IoMode::Buffered,
+        };
         let device =
             Arc::new(DeviceHealth::new(options.clock(), Arc::clone(&counters), Arc::clone(&notices)));
         let transfers = Arc::new(Transfers::new(
-            direct,
+            mode,
             Arc::clone(&device),
             Arc::clone(&counters),
             Arc::clone(&notices),
@@ -502,20 +506,25 @@ fn start_workers(threads: usize) -> Result<rayon::ThreadPool> {
         .map_err(|error| Error::new(ErrorKind::Io, format!("cannot start {threads} I/O threads: {error}")))
 }
 
-fn probe_direct(paths: &Paths, process: ProcessId, notices: &Notices) -> bool {
+/// `mode`, where what it needs works in the root; else `Buffered`.
+fn probe_mode(mode: IoMode, paths: &Paths, process: ProcessId, notices: &Notices) -> IoMode {
     let temporary = Paths::temporary(&paths.root, process, next_temporary());
-    match hicache_sys::probe::direct_io(&temporary) {
-        Ok(()) => true,
-        Err(error) => {
-            notices.push(Level::Warning, "direct-probe", || {
-                format!(
-                    "direct I/O does not work in {}: {error}; going through the page cache",
-                    paths.root.display()
-                )
-            });
-            false
-        }
-    }
+    let (level, found) = match mode {
+        IoMode::Direct => (Level::Warning, hicache_sys::probe::direct_io(&temporary)),
+        // Nobody asked for it by name: good to know, and no fault.
+        _ => (Level::Info, hicache_sys::probe::direct_io(&temporary).and_then(|()| cachestat(paths))),
+    };
+    let Err(error) = found else { return mode };
+    notices.push(level, "direct-probe", || {
+        format!("direct I/O does not work in {}: {error}; going through the page cache", paths.root.display())
+    });
+    IoMode::Buffered
+}
+
+/// Whether the kernel says what of a file of the root is in the page cache.
+fn cachestat(paths: &Paths) -> std::io::Result<()> {
+    let file = std::fs::File::open(paths.description())?;
+    hicache_sys::probe::cached_bytes(&file, 0, 1).map(|_| ())
 }
 
 /// Wall clock in ns since 1970, for people and ages; nothing is decided by it.

@@ -8,7 +8,8 @@ use crate::{Error, Result};
 /// How payload goes to and from the disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum IoMode {
-    /// The store decides; at present `Buffered`, which is the faster one whenever pages are cached.
+    /// Written through the page cache; read through it what is there or is asked for again, and past it what is not,
+    /// where the kernel tells (`cachestat`, Linux 6.5) and the file system allows it.
     #[default]
     Auto,
     /// Through the page cache.
@@ -62,7 +63,8 @@ pub struct StoreOptions {
     pub durable: bool,
     /// Check every restored byte.
     pub verify: bool,
-    /// Most segment files held open at once.
+    /// Most segment files held open at once, each with one descriptor for the page cache and, unless `io_mode` is
+    /// `Buffered`, one past it.
     pub max_open_segments: usize,
     /// Bytes of the file system that are left to others: no write that leaves less. `None`: a 64th of the file
     /// system, at most 1 GiB.

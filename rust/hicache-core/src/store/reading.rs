@@ -18,12 +18,13 @@ use crate::key::PageKey;
 use crate::store::Inner;
 use crate::store::chunk::{cut, pieces_checksum};
 use crate::store::counters::Counter;
-use crate::store::io::{IoEngine, Panicked, Read, SegmentFile, is_late, late};
+use crate::store::io::{IoEngine, Panicked, Read, SegmentFile, Way, is_late, late};
 use crate::store::landing::Landing;
 use crate::store::namespace_state::NamespaceState;
 use crate::store::notices::Level;
 use crate::store::restore::{RestoreOutcome, RestoreReport};
 use crate::store::view::{BoundMemory, PoolState};
+use crate::tile::{Span, Tile};
 
 /// How long other threads may read the journals while a call that is late looks whether its pages are still there.
 const PATIENCE: std::time::Duration = std::time::Duration::from_millis(20);
@@ -111,6 +112,8 @@ pub(crate) struct Reader<'a> {
     pub(crate) engine: &'a dyn IoEngine,
     /// Nothing is read that was not begun by then.
     pub(crate) deadline: Option<Instant>,
+    /// Of each pool the layers that are wanted, where not all of them are.
+    pub(crate) layers: Option<&'a [Span]>,
 }
 
 impl Reader<'_> {
@@ -194,6 +197,7 @@ impl Reader<'_> {
                     outcomes[page] = RestoreOutcome::Absent;
                 }
                 for (found, tile) in found {
+                    let Some(tile) = of_layers(tile, self.layers, number) else { continue };
                     let form = *index.form(found);
                     parts.push(Part {
                         page,
@@ -248,7 +252,7 @@ impl Reader<'_> {
                 offset: part.unit_offset.saturating_add(start),
                 len: end.saturating_sub(start),
                 into,
-                through_cache: false,
+                way: if self.pools[part.pool].spec.read_by_all { Way::Shared } else { Way::Payload },
             });
             true
         });
@@ -319,7 +323,7 @@ impl Reader<'_> {
                 offset: part.location.entries_offset + u64::from(part.location.ordinal) * entry_bytes,
                 len: group.len() as u64 * entry_bytes,
                 into: None,
-                through_cache: true,
+                way: Way::Cache,
             });
         }
         self.engine.read_batch(&reads, self.deadline, &|index, done| {
@@ -519,6 +523,14 @@ impl Reader<'_> {
                 format!("cannot read {}: {error}", part.location.segment)
             });
         }
+    }
+}
+
+/// The part of `tile` that is wanted of pool `number`; `None` where nothing is.
+pub(crate) fn of_layers(tile: Tile, layers: Option<&[Span]>, number: usize) -> Option<Tile> {
+    match layers {
+        None => Some(tile),
+        Some(layers) => Some(Tile { layers: tile.layers.intersect(layers.get(number)?)?, ..tile }),
     }
 }
 

@@ -7,7 +7,8 @@ use crate::key::PageKey;
 use crate::store::counters::Counter;
 use crate::store::device_health::{Bounce, CallEnd};
 use crate::store::reading::{Reader, asked_for};
-use crate::store::view::{BoundMemory, PoolMemory, View};
+use crate::store::view::{PoolMemory, View};
+use crate::tile::Span;
 
 /// What became of one page. The caller's memory is defined for `Restored` pages only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -118,13 +119,30 @@ impl View {
         memory: Vec<PoolMemory<'_>>,
         options: RestoreOptions,
     ) -> Result<RestoreReport> {
+        let report = self.restore_layers(keys, memory, None, options)?;
+        self.note_restored(keys, &report);
+        Ok(report)
+    }
+
+    /// [`View::restore`] of some layers of each pool, or of all; counted as a restore of its pages by whoever puts the
+    /// parts together.
+    pub(crate) fn restore_layers(
+        &self,
+        keys: &[PageKey],
+        memory: Vec<PoolMemory<'_>>,
+        layers: Option<&[Span]>,
+        options: RestoreOptions,
+    ) -> Result<RestoreReport> {
         self.inner.check_open()?;
         let memory = self.bind(memory, keys.len(), true)?;
         let Some(call) = self.inner.device.begin(options.deadline) else {
-            return Ok(self.late(keys, &memory));
+            return Ok(RestoreReport {
+                outcomes: asked_for(keys.len(), &memory, RestoreOutcome::Late),
+                bytes: 0,
+            });
         };
         let (report, mut end) = if call.bounces(options.bounce) {
-            self.restore_bounced(keys, &memory, options.deadline)?
+            self.restore_bounced(keys, &memory, layers, options.deadline)?
         } else {
             let reader = Reader {
                 inner: &self.inner,
@@ -132,27 +150,22 @@ impl View {
                 pools: &self.pools,
                 engine: &*self.inner.engine,
                 deadline: options.deadline,
+                layers,
             };
             (reader.restore(keys, &memory)?, CallEnd::default())
         };
-        let last = report.outcomes.iter().rposition(|&outcome| outcome == RestoreOutcome::Restored);
-        self.state.touch(keys, last.map_or(0, |last| last + 1));
         end.moved = report.pages(RestoreOutcome::Restored);
         end.late = report.pages(RestoreOutcome::Late);
-        self.count_restore(&report);
         call.end(end);
         Ok(report)
     }
 
-    /// The answer of a call that is refused.
-    fn late(&self, keys: &[PageKey], memory: &[BoundMemory<'_>]) -> RestoreReport {
-        let outcomes = asked_for(keys.len(), memory, RestoreOutcome::Late);
-        let report = RestoreReport { outcomes, bytes: 0 };
-        self.count_restore(&report);
-        report
-    }
-
-    fn count_restore(&self, report: &RestoreReport) {
+    /// Counts a restore, and marks its pages as used.
+    pub(crate) fn note_restored(&self, keys: &[PageKey], report: &RestoreReport) {
+        let last = report.outcomes.iter().rposition(|&outcome| outcome == RestoreOutcome::Restored);
+        if let Some(last) = last {
+            self.state.touch(keys, last + 1);
+        }
         let counters = &self.inner.counters;
         for outcome in RestoreOutcome::ALL {
             if let Some(counter) = outcome.counter() {

@@ -18,7 +18,7 @@ use crate::store::landing::Landing;
 use crate::store::namespace_state::NamespaceState;
 use crate::store::notices::Level;
 use crate::store::{Handle, Inner};
-use crate::tile::Tile;
+use crate::tile::{Span, Tile};
 use crate::{Error, Result};
 
 /// How long a look-up waits for another thread that reads the journals: one that hangs in the device must not hold
@@ -40,12 +40,23 @@ pub struct ViewPool {
     pub policy: HitPolicy,
     /// Whether a prefix without this pool is no hit.
     pub required: bool,
+    /// Whether other processes of this host read the same pages at about the same time: these come through the page
+    /// cache, once from the disk for all, unless the store is opened with `IoMode::Direct`.
+    pub read_by_all: bool,
 }
 
 impl ViewPool {
     /// A required pool of which every page must be there.
     pub fn new(pool: Pool, tile: Tile, layout: LayoutName) -> Self {
-        ViewPool { pool, tile, layout, packed: None, policy: HitPolicy::AllPages, required: true }
+        ViewPool {
+            pool,
+            tile,
+            layout,
+            packed: None,
+            policy: HitPolicy::AllPages,
+            required: true,
+            read_by_all: false,
+        }
     }
 }
 
@@ -82,6 +93,16 @@ pub(crate) struct PoolState {
     hosts: Mutex<HashMap<(u64, bool), Arc<Layout>>>,
     staging: OnceLock<Arc<Layout>>,
     landings: Mutex<HashMap<LandingKey, Arc<Landing>>>,
+}
+
+/// Bytes of one page that a read of some of its layers wants, and what it takes from the disk.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct ReadCost {
+    pub(crate) wanted_bytes: u64,
+    /// Whole checksum blocks.
+    pub(crate) read_bytes: u64,
+    /// Requests.
+    pub(crate) ranges: u64,
 }
 
 /// Form, wanted part, slots, whether each component has a buffer of its own, and whether the memory is the store's.
@@ -201,6 +222,11 @@ impl View {
     /// `Closed`, `Unsupported` on a read-only store, `Io`.
     pub fn clear(&self) -> Result<usize> {
         crate::store::clear::clear(&self.inner, &self.state)
+    }
+
+    /// Host memory of pool `number` as this view lays it out, for `regions`.
+    pub(crate) fn host_layout(&self, number: usize, regions: Vec<&Region>) -> Result<Arc<Layout>> {
+        self.pools[number].host(&PoolMemory { regions, slots: &[] })
     }
 
     /// Checks the memory of each pool against `pages` keys.
@@ -387,9 +413,31 @@ impl PoolState {
         Ok(Arc::clone(self.staging.get_or_init(|| Arc::new(layout))))
     }
 
-    /// How a page of the store's own memory lies in the caller's.
-    pub(crate) fn staging_landing(&self, memory: &BoundMemory<'_>) -> Result<Arc<Landing>> {
-        self.landing(&Form { codec: Codec::None, ..self.form }, &self.spec.tile, memory)
+    /// How `piece` of a page of the store's own memory lies in the caller's.
+    pub(crate) fn staging_landing(&self, memory: &BoundMemory<'_>, piece: &Tile) -> Result<Arc<Landing>> {
+        self.landing(&Form { codec: Codec::None, ..self.form }, piece, memory)
+    }
+
+    /// What it costs to read `layers` of the page of `key` into `memory`, as the store holds it now; `None` where it
+    /// does not hold it.
+    pub(crate) fn read_cost(
+        &self,
+        index: &Index,
+        key: &PageKey,
+        layers: Span,
+        memory: &BoundMemory<'_>,
+    ) -> Result<Option<ReadCost>> {
+        let found = self.coverage(index).find(index, &short_key(key));
+        let mut cost = ReadCost::default();
+        for (found, tile) in &found {
+            let (form, Some(layers)) = (index.form(*found), tile.layers.intersect(&layers)) else { continue };
+            let landing = self.landing(form, &Tile { layers, ..*tile }, memory)?;
+            cost.wanted_bytes += landing.bytes;
+            cost.ranges += landing.blocks.len() as u64;
+            let blocks: u64 = landing.blocks.iter().map(|range| range.len() as u64).sum();
+            cost.read_bytes += (blocks * u64::from(form.block_bytes)).min(form.page_bytes);
+        }
+        Ok((!found.is_empty()).then_some(cost))
     }
 
     /// Why a page of this pool cannot be had, in words.

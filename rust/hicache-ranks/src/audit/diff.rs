@@ -42,10 +42,11 @@ impl fmt::Display for Difference {
         }
         for (rank, record) in &self.records {
             let text = record.as_ref().map_or_else(|| "nothing more".to_owned(), Record::to_string);
-            writeln!(f, "> {rank:<9}  {:>6}  {text}", self.index)?;
+            let name = rank.to_string();
+            writeln!(f, "> {name:<9}  {:>6}  {text}", self.index)?;
             for (_, records) in self.after.iter().filter(|(other, _)| other == rank) {
                 for (place, record) in records.iter().enumerate() {
-                    writeln!(f, "  {rank:<9}  {:>6}  {record}", self.index + 1 + place)?;
+                    writeln!(f, "  {name:<9}  {:>6}  {record}", self.index + 1 + place)?;
                 }
             }
         }

@@ -163,6 +163,12 @@ impl RankAudit {
         self.streams.iter().map(|stream| stream.waiting.len()).sum()
     }
 
+    /// For each stream, how many records are known to be equal on all ranks, and how many wait to be compared. By
+    /// this a caller's clock can tell that no round brought news.
+    pub fn progress(&self) -> impl Iterator<Item = (u64, usize)> + '_ {
+        self.streams.iter().map(|stream| (stream.verified, stream.waiting.len()))
+    }
+
     /// Begins a round. `overdue` says that by this rank's clock no round brought news for longer than the deadline.
     ///
     /// # Errors

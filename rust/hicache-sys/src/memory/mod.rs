@@ -22,6 +22,7 @@ pub use error::{MemoryError, MemoryErrorKind};
 pub use mapping::{hugetlb_page_bytes, page_bytes, transparent_page_bytes};
 pub use numa::{current_node, node_cpus, nodes_with_memory};
 pub use options::{MemoryOptions, MemoryReport, Node, PageKind, Wish};
+pub use share::duplicate;
 
 use crate::Region;
 use crate::cuda::Driver;

@@ -3,7 +3,7 @@
 use std::ffi::CStr;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use super::error::{MemoryError, MemoryErrorKind};
 use crate::fork::Guarded;
@@ -48,6 +48,20 @@ pub(super) fn attach(descriptor: BorrowedFd<'_>) -> Result<Guarded, MemoryError>
         ));
     }
     Ok(file)
+}
+
+/// A descriptor of our own of the file that number `descriptor` of this process stands for.
+///
+/// # Errors
+/// `EBADF` where it stands for none.
+pub fn duplicate(descriptor: i32) -> io::Result<OwnedFd> {
+    // SAFETY: asks for another number of what the first one stands for, if it does.
+    let copied = unsafe { libc::fcntl(descriptor, libc::F_DUPFD_CLOEXEC, 3) };
+    if copied < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a descriptor just given to us, owned by nobody else.
+    Ok(unsafe { OwnedFd::from_raw_fd(copied) })
 }
 
 /// Bytes of one page of the file where it stands on hugetlb pages.

@@ -1,0 +1,1 @@
+"""Ranks as real processes over gloo, what they run, and faults that strike them."""

@@ -1,0 +1,188 @@
+"""SGLang's own host pools in memory of ours, through its plugins, and who unregisters what."""
+
+from __future__ import annotations
+
+import gc
+import importlib.metadata
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from harness import pools
+from hicache_store import ConfigError, HostPool
+from hicache_store.sglang import host_pool
+from sglang.srt.mem_cache.hicache_storage import PoolName
+from sglang.srt.mem_cache.pool_host import base, common
+from sglang.srt.plugins.hook_registry import HookRegistry
+
+FAMILIES = [(family, layouts[0]) for family, (_, layouts) in pools.FAMILIES.items() if family != "logical"]
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Runs the plugin as the engine does, with a value of the variable; afterwards the engine is as before."""
+    monkeypatch.setattr(common, "alloc_with_host_register", common.alloc_with_host_register)
+    kept = dict(common.ALLOC_MEMORY_FUNCS)
+    common.ALLOC_MEMORY_FUNCS.pop("cpu", None)  # the engine's start: nobody has asked yet
+    hooks = dict(HookRegistry._hooks)
+
+    def run(value):
+        monkeypatch.setenv(host_pool.ENVIRONMENT, value)
+        (entry,) = (
+            entry
+            for entry in importlib.metadata.entry_points(group="sglang.srt.plugins")
+            if entry.name == "hicache_store"
+        )
+        entry.load()()
+        HookRegistry.apply_hooks()
+
+    yield run
+    common.ALLOC_MEMORY_FUNCS.clear()
+    common.ALLOC_MEMORY_FUNCS.update(kept)
+    HookRegistry._hooks.clear()
+    HookRegistry._hooks.update(hooks)
+    HookRegistry._patched.discard(host_pool.SEAM)
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """Ranges of addresses of the pools that the plugin makes."""
+    ranges = []
+
+    class Recorded(HostPool):
+        def __new__(cls, *arguments, **keywords):
+            pool = HostPool.__new__(cls, *arguments, **keywords)
+            start = np.frombuffer(pool, np.uint8).__array_interface__["data"][0]
+            ranges.append(range(start, start + pool.nbytes))
+            return pool
+
+    monkeypatch.setattr(host_pool, "HostPool", Recorded)
+    return ranges
+
+
+@pytest.fixture
+def cudart(monkeypatch):
+    """The engine believes to be on CUDA; what it asks of the runtime is noted."""
+    calls = []
+    runtime = SimpleNamespace(
+        cudaHostRegister=lambda address, size, _flags: calls.append(("register", address, size)) or 0,
+        cudaHostUnregister=lambda address: calls.append(("unregister", address)) or 0,
+    )
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(base, "_is_cuda", True)
+    monkeypatch.setattr(base.HostKVCache, "pin_memory", True)
+    return calls
+
+
+def tensors(pool):
+    buffers = pool.kv_buffer
+    return list(buffers) if isinstance(buffers, (list, tuple)) else [buffers]
+
+
+def test_nothing_changes_unless_asked_for(asked, made):
+    for value in ("", "off", "0"):
+        asked(value)
+        assert host_pool.SEAM not in HookRegistry._hooks
+    pools.build("mha", "page_first")
+    assert made == []
+
+
+@pytest.mark.parametrize(("family", "layout"), FAMILIES)
+def test_pools_of_every_family_stand_in_ours(asked, made, family, layout):
+    asked("on")
+    pool = pools.fill(pools.build(family, layout), 1)
+    assert made
+    found = [tensor for tensor in tensors(pool) if tensor is not None] if pool.kv_buffer is not None else []
+    for tensor in found:
+        first, last = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes - 1
+        assert any(first in memory and last in memory for memory in made)
+    assert pools.pages_of(pool, [0, 1]) == pools.pages_of(pool, [0, 1])
+
+
+def test_pages_are_stored_from_it_and_restored_into_it(asked, made, rank, put, take, keys, slots, others):
+    asked('{"huge_pages": "off"}')
+    written = pools.fill(pools.build("mha", "page_first"), 1)
+    blank = pools.paint(pools.build("mha", "page_first"))
+    assert len(made) == 2
+    assert put(rank(written), PoolName.KV, written, keys, slots)
+    assert take(rank(blank), PoolName.KV, blank, keys, others) == len(keys)
+    assert pools.pages_of(blank, others) == pools.pages_of(written, slots)
+
+
+def test_the_engine_does_not_unregister_what_we_registered(asked, monkeypatch, cudart):
+    class Registered(HostPool):
+        def stats(self):
+            return super().stats() | {"registered_pieces": [self.nbytes], "unmet": []}
+
+    monkeypatch.setattr(host_pool, "HostPool", Registered)
+    asked("on")
+    pool = pools.build("mha", "page_first")
+    assert [getattr(tensor, host_pool.REGISTERED_RANGES) for tensor in tensors(pool)] == [[]]
+    pool.destroy()
+    assert cudart == []
+
+
+def test_what_the_engine_registered_it_unregisters(asked, made, cudart):
+    asked('{"register": "off"}')
+    pool = pools.build("mha", "page_first")
+    (tensor,) = tensors(pool)
+    assert cudart == [("register", tensor.data_ptr(), tensor.nbytes)]
+    pool.destroy()
+    assert cudart[1:] == [("unregister", tensor.data_ptr())]
+
+
+def test_memory_goes_with_its_last_tensor(asked, made):
+    asked("on")
+    pool = pools.build("mha", "page_first")
+    (memory,) = made
+    view = pool.kv_buffer[0]
+    pool.destroy()
+    del pool
+    gc.collect()
+    here = lambda: f"{memory.start:x}-" in Path("/proc/self/maps").read_text("utf-8")  # noqa: E731
+    assert here()
+    view.fill_(3)
+    del view
+    gc.collect()
+    assert not here()
+
+
+def test_memory_of_a_storage_backend_stays_where_it_is(asked, made):
+    asked("on")
+    allocator = common.ShmHostTensorAllocator()
+    tensor = common.ALLOC_MEMORY_FUNCS["cpu"](
+        (4, 1024), dtype=torch.uint8, device="cpu", pin_memory=False, allocator=allocator
+    )
+    assert made == []
+    assert os.fstat(allocator.fd).st_size >= tensor.nbytes
+
+
+def test_what_cannot_be_had_is_an_error_of_the_start(asked):
+    asked('{"register": "require"}')
+    with pytest.raises(Exception, match="no CUDA"):
+        pools.build("mha", "page_first")
+
+
+@pytest.mark.parametrize("text", ["maybe", "[1]", '{"slots": 3}', '{"shared": true}', "{"])
+def test_a_value_that_means_nothing_is_refused(text):
+    with pytest.raises(ConfigError, match="HICACHE_HOST_POOL"):
+        host_pool.options(text)
+
+
+def test_tensors_of_every_way_share_the_memory():
+    pool = HostPool(4, 64, register="off")
+    array = np.frombuffer(pool, np.uint8)
+    for tensor in (torch.from_dlpack(pool), torch.frombuffer(pool, dtype=torch.uint8)):
+        tensor[7] += 1
+        del array
+        with pytest.raises(BufferError):
+            pool.close()
+        array = np.frombuffer(pool, np.uint8)
+        del tensor
+    assert array[7] == 2
+    del array
+    gc.collect()
+    pool.close()
