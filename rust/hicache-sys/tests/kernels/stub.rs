@@ -33,13 +33,13 @@ fn stubs() -> Option<&'static Path> {
 }
 
 /// A run of one case: what it printed, and the log of the stubs.
-struct Run {
-    printed: String,
-    log: String,
+pub struct Run {
+    pub printed: String,
+    pub log: String,
 }
 
 impl Run {
-    fn lines<'a>(&'a self, first_word: &'a str) -> Vec<&'a str> {
+    pub fn lines<'a>(&'a self, first_word: &'a str) -> Vec<&'a str> {
         self.log.lines().filter(|line| line.split(' ').next() == Some(first_word)).collect()
     }
 }
@@ -69,7 +69,7 @@ fn finish((child, log): (std::process::Child, PathBuf)) -> Run {
     Run { printed: printed.into_owned(), log: fs::read_to_string(log).unwrap_or_default() }
 }
 
-fn run(case: &str, cache: &Path, variables: &[(&str, &str)]) -> Option<Run> {
+pub fn run(case: &str, cache: &Path, variables: &[(&str, &str)]) -> Option<Run> {
     start(case, cache, variables).map(finish)
 }
 
@@ -83,6 +83,7 @@ fn a_case_in_its_own_process() {
         Ok("launch") => launch(),
         Ok("layers") => layers(),
         Ok("copies") => copies(),
+        Ok("plan_stream") => crate::plan_stream::case(),
         _ => {}
     }
 }
