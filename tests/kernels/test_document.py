@@ -13,6 +13,7 @@ FILES = {
     "shim": [RUST / "tests/kernels/shim.rs"],
     "stub": [RUST / "tests/kernels/stub.rs"],
     "image": [RUST / "tests/kernels/image.rs", RUST / "src/cuda/image.rs"],
+    "plan_stream": [RUST / "tests/kernels/plan_stream.rs"],
     "choose": [RUST / "src/cuda/choose.rs"],
     "kernels": [RUST / "src/cuda/kernels.rs"],
 }
