@@ -46,8 +46,12 @@ test-kernels:  ## the CUDA kernels on the CPU, and through the compilers where t
 		packages=
 	fi
 	. scripts/env.sh test
+	export HICACHE_CUDA_PACKAGES=$$packages
+	if [ -n "$$packages" ]; then
+		scripts/with-target.sh cargo test --locked --quiet -p hicache-sys --test kernels real_compiler
+	fi
 	cd tests/kernels
-	HICACHE_CUDA_PACKAGES=$$packages python -m pytest $(PYTEST_ARGS)
+	python -m pytest $(PYTEST_ARGS)
 
 sglang-env:  ## the environment with the real SGLang, 5 GB in the cache, built once
 	@scripts/prepare.sh sglang

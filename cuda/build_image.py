@@ -1,10 +1,10 @@
-"""Makes the image of compiled kernels that a release embeds, by NVRTC alone: no nvcc, no GPU, no include path.
+"""Makes the image of compiled kernels that a release embeds, by NVRTC alone: no nvcc, no GPU.
 
     python cuda/build_image.py OUT.image [--nvrtc LIBRARY] [--keep FOLDER]
 
-The format is that of rust/hicache-sys/src/cuda/image.rs. Without --nvrtc the library is looked for among the installed
-packages, the older major version first: what it makes also loads on older drivers. --keep writes each cubin and PTX
-into a folder of its own files, for the tools that read them.
+The format is that of rust/hicache-sys/src/cuda/image.rs. Without --nvrtc the library is looked for among the
+installed packages, the older major version first: what it makes also loads on older drivers. --keep writes
+each cubin and PTX into files of that folder, for the tools that read them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class NvrtcError(RuntimeError):
 class Nvrtc:
     """NVRTC through ctypes."""
 
-    def __init__(self, library: Path):
+    def __init__(self, library: Path) -> None:
         """Opens the library, its part with the built-in functions first: it looks for that by name only."""
         self.path = library
         for part in sorted(library.parent.glob("libnvrtc-builtins.so.*")):
@@ -118,7 +118,9 @@ def write_image(entries: list[tuple[int, int, bytes]], folder: Path = HERE) -> b
     body = table + b"".join(code for _, _, code in entries)
     count = struct.pack("<I", len(entries))
     head = struct.pack("<8sI", b"HCKERNEL", int(found[1])) + count
-    return head + struct.pack("<QQ", source_hash(folder), hash_more(hash_more(HASH_START, count), body)) + body
+    return (
+        head + struct.pack("<QQ", source_hash(folder), hash_more(hash_more(HASH_START, count), body)) + body
+    )
 
 
 def main() -> int:

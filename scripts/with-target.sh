@@ -22,7 +22,7 @@ if [ "${HICACHE_TARGET_HELD:-}" != "$CARGO_TARGET_DIR" ]; then
     touch "$CARGO_TARGET_DIR"
     clone="$HICACHE_ROOT $(stat -c '%d:%i' .)"
     if [ "$(cat "$CARGO_TARGET_DIR/.clone" 2>/dev/null)" != "$clone" ]; then
-        find rust tests benches -type f -exec touch -c {} +
+        find rust tests benches cuda -type f -exec touch -c {} +
         echo "$clone" >"$CARGO_TARGET_DIR/.clone"
     fi
 fi

@@ -6,7 +6,7 @@
 //! | `HICACHE_CUDA_IMAGE=FILE` | embed this image, made by `cuda/build_image.py` |
 //! | `HICACHE_CUDA=0` | embed nothing |
 //! | `HICACHE_CUDA=1` | fail where nothing can be embedded |
-//! | `NVCC`, `CUDA_HOME`, `CUDA_PATH`, `PATH` | where nvcc is looked for |
+//! | `NVCC`, `CUDA_HOME`, `CUDA_PATH`, `PATH` | where nvcc is looked for; of `PATH` a change is not noticed |
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -33,7 +33,9 @@ const TARGETS: [(&str, &str); 6] = [
 ];
 
 fn main() -> Result<()> {
-    for variable in ["HICACHE_CUDA", "HICACHE_CUDA_IMAGE", "NVCC", "CUDA_HOME", "CUDA_PATH", "PATH"] {
+    // Not PATH, although nvcc is looked for there: it differs between environments that share compiled crates, and each
+    // change would build everything anew. After nvcc was installed, set NVCC or CUDA_HOME.
+    for variable in ["HICACHE_CUDA", "HICACHE_CUDA_IMAGE", "NVCC", "CUDA_HOME", "CUDA_PATH"] {
         println!("cargo:rerun-if-env-changed={variable}");
     }
     println!("cargo:rerun-if-changed=build.rs");

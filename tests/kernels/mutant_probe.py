@@ -23,9 +23,14 @@ CHECKS = [
     lambda shim: test_rows.test_rows_of_any_size_make_the_round_trip(shim, 132, 3),
     lambda shim: test_rows.test_rows_shorter_than_their_strides(shim, 20),
     lambda shim: test_layouts.test_named_layouts_to_device_rows_and_back(shim, "page_head", 3),
-    lambda shim: test_packed.test_target_draft_indexer_and_state_are_one_launch(shim, "mixed", 4, 656, 132, 37),
+    lambda shim: test_packed.test_target_draft_indexer_and_state_are_one_launch(
+        shim, "mixed", 4, 656, 132, 37
+    ),
     lambda shim: test_layouts.test_the_result_does_not_depend_on_the_order_of_threads(shim, 4),
-    *(lambda shim, seed=seed: test_layouts.test_random_layouts_both_ways(shim, seed) for seed in (0, 1, 2, 3, 5, 6)),
+    *(
+        lambda shim, seed=seed: test_layouts.test_random_layouts_both_ways(shim, seed)
+        for seed in (0, 1, 2, 3, 5, 6)
+    ),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Pools of random layout with red zones around every destination, and the bytes that a copy must leave behind."""
+"""Pools of random layout with red zones around them, and the bytes that a copy must leave behind."""
 
 import numpy as np
 from segment_plan import DESTINATION, IDENTITY, INDEX, PAGE, SOURCE, TOKEN, segment, side
@@ -79,11 +79,17 @@ class Index:
 
 
 def copy_layer(shim, source, destination, indices, layer, items, **launch):
-    """All components of one layer in one launch; compares every byte of both pools. Returns the error word."""
+    """All components of one layer in one launch; compares every byte. Returns the error word."""
     from_index, to_index = indices
     sizes = source.sizes
     segments = [
-        segment(source.side(k, layer, from_index), destination.side(k, layer, to_index), items, sizes["g"], sizes["d"])
+        segment(
+            source.side(k, layer, from_index),
+            destination.side(k, layer, to_index),
+            items,
+            sizes["g"],
+            sizes["d"],
+        )
         for k in range(sizes["c"])
     ]
     # Nothing may be there already: an earlier copy of the same rows.

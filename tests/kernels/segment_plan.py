@@ -48,7 +48,12 @@ class Segment(c.Structure):
 class Plan(c.Structure):
     """Up to 16 segments of one launch."""
 
-    _fields_ = (("abi", c.c_uint32), ("segments", c.c_uint32), ("error", c.c_uint64), ("segment", Segment * 16))
+    _fields_ = (
+        ("abi", c.c_uint32),
+        ("segments", c.c_uint32),
+        ("error", c.c_uint64),
+        ("segment", Segment * 16),
+    )
 
 
 class Report(c.Structure):
@@ -108,7 +113,14 @@ class Shim:
         self.library = c.CDLL(str(library))
         self.library.shim_report.restype = Report
         self.library.shim_lend.argtypes = (c.c_uint64, c.c_uint64, c.c_uint32)
-        self.library.shim_copy.argtypes = (c.c_void_p, c.c_uint32, c.c_uint32, c.c_uint32, c.c_uint64, c.c_uint32)
+        self.library.shim_copy.argtypes = (
+            c.c_void_p,
+            c.c_uint32,
+            c.c_uint32,
+            c.c_uint32,
+            c.c_uint64,
+            c.c_uint32,
+        )
         self.library.shim_index_check.argtypes = (
             *(c.c_uint64, c.c_uint32, c.c_uint32, c.c_uint32),
             *(c.c_void_p, c.c_void_p, c.c_uint32, c.c_uint32, c.c_uint64),
@@ -141,7 +153,15 @@ class Shim:
         self.library.shim_lend(seen.ctypes.data, -(-limit // 32) * 4, ERROR)
         found = IndexReport(2**63 - 1, -(2**63))
         self.library.shim_index_check(
-            index.ctypes.data, index.itemsize, len(index), limit, seen.ctypes.data, c.byref(found), grid, block, seed
+            index.ctypes.data,
+            index.itemsize,
+            len(index),
+            limit,
+            seen.ctypes.data,
+            c.byref(found),
+            grid,
+            block,
+            seed,
         )
         assert self.library.shim_report().violations == 0
         return found

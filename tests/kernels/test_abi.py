@@ -1,4 +1,4 @@
-"""The structures are the same in C and in the Python of these tests; those of Rust are compared by the Rust test."""
+"""The structures are the same in C and in the Python of these tests; a Rust test compares those of Rust."""
 
 import ctypes
 

@@ -1,6 +1,6 @@
 """The kernels compile for every architecture, and what the compilers make of them keeps within its limits.
 
-Needs the packages of requirements/cuda.txt, whose folder HICACHE_CUDA_PACKAGES names (`make test-kernels` sets it).
+Needs the packages of requirements/cuda.txt in the folder HICACHE_CUDA_PACKAGES; `make test-kernels` sets it.
 """
 
 import importlib.util
@@ -14,7 +14,9 @@ import pytest
 from segment_plan import CUDA
 
 ARCHITECTURES = (80, 90, 100, 103, 120)
-REGISTER_KERNELS = [f"hicache_segment_copy_v{width}" for width in (16, 8, 4, 2, 1)] + ["hicache_segment_copy_mixed"]
+REGISTER_KERNELS = [f"hicache_segment_copy_v{width}" for width in (16, 8, 4, 2, 1)] + [
+    "hicache_segment_copy_mixed"
+]
 KERNELS = [*REGISTER_KERNELS, "hicache_segment_copy_bulk", "hicache_index_check"]
 PACKAGES = os.environ.get("HICACHE_CUDA_PACKAGES", "")
 WHY_NOT = os.environ.get("HICACHE_CUDA_MISSING", "HICACHE_CUDA_PACKAGES is not set; run `make test-kernels`")
@@ -44,7 +46,11 @@ def tool(name, *arguments):
     folder = Path(PACKAGES) / "nvidia" / "cu13" / "bin"
     environment = os.environ | {"PATH": f"{folder}:{os.environ['PATH']}"}
     return subprocess.run(
-        (str(folder / name), *map(str, arguments)), check=True, capture_output=True, text=True, env=environment
+        (str(folder / name), *map(str, arguments)),
+        check=True,
+        capture_output=True,
+        text=True,
+        env=environment,
     ).stdout
 
 
@@ -132,6 +138,8 @@ def test_an_image_is_made_whole(build_image, tmp_path):
 
 def test_errors_of_the_compiler_name_the_line(nvrtc, build_image, tmp_path):
     for name in build_image.SOURCES:
-        (tmp_path / name).write_text((CUDA / name).read_text() + ("\nint broken(" if name == "leaf.h" else ""))
+        (tmp_path / name).write_text(
+            (CUDA / name).read_text() + ("\nint broken(" if name == "leaf.h" else "")
+        )
     with pytest.raises(build_image.NvrtcError, match=r"leaf\.h|segment_walk\.h|segment_plan\.h"):
         nvrtc.compile(build_image.CUBIN, 90, tmp_path)

@@ -1,4 +1,4 @@
-"""What the kernels make of indices that are padding, past the limit or duplicates, and what the index check says."""
+"""What the kernels make of padding and of indices past the limit, and what the index check says."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ LIMIT = 8
 
 
 def copy(shim, source_index, destination_index, **launch):
-    """Rows of 24 bytes; returns the error word, the numbers of the rows that arrived, -1 where nothing did."""
+    """Rows of 24 bytes; the error word, and the numbers of the rows that arrived, -1 where none did."""
     source = np.repeat(np.arange(LIMIT, dtype=np.uint8)[:, None], 24, axis=1)
     destination = np.full((LIMIT, 24), 255, np.uint8)
     one = segment(

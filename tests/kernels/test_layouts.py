@@ -1,4 +1,4 @@
-"""Kernels move exactly the rows that numpy moves, whatever the layouts, geometries, indices and thread order."""
+"""Kernels move exactly the rows that numpy moves: layouts, geometries, indices, thread orders."""
 
 import itertools
 
@@ -56,7 +56,9 @@ def test_random_layouts_both_ways(shim, seed):
     offset = int(rng.choice([0, 0, 0, 8, 4, 2, 1]))
     gaps = [a for a in "clpsg" if rng.random() < 0.15]
     host = Pool(rng, host_axes, sizes, gaps, offset)
-    device = Pool(rng, str(rng.choice(["clpsgd", "lcpsgd", random_axes])), other, (), int(rng.choice([0, 0, 16, 4])))
+    device = Pool(
+        rng, str(rng.choice(["clpsgd", "lcpsgd", random_axes])), other, (), int(rng.choice([0, 0, 16, 4]))
+    )
 
     count = int(rng.integers(1, min(sizes["p"], other["p"]) + 1))
     kinds = [int(rng.choice([TOKEN, PAGE])), int(rng.choice([TOKEN, PAGE, IDENTITY]))]
@@ -76,12 +78,18 @@ def test_random_layouts_both_ways(shim, seed):
     all_bits = (1 << sizes["c"]) - 1
     for layer in range(sizes["l"]):
         for source, destination, pair in ((host, device, indices), (device, host, indices[::-1])):
-            first = [p.side(k, layer, i) for p, i in zip((source, destination), pair, strict=True) for k in range(sizes["c"])]
+            first = [
+                p.side(k, layer, i)
+                for p, i in zip((source, destination), pair, strict=True)
+                for k in range(sizes["c"])
+            ]
             bits = sizes["d"] | 16
             for s in first:
                 bits |= s.base | s.page_stride | s.slot_stride | s.group_stride
             launch = launches(rng, bits & -bits)
-            assert copy_layer(shim, source, destination, pair, layer, items, **launch) == (all_bits if expected else 0)
+            assert copy_layer(shim, source, destination, pair, layer, items, **launch) == (
+                all_bits if expected else 0
+            )
 
 
 @pytest.mark.parametrize(("layout", "page_size"), list(itertools.product(LAYOUTS, [1, 3, 64])))
@@ -105,7 +113,9 @@ def test_the_result_does_not_depend_on_the_order_of_threads(shim, seed):
     pair = [Index(rng, kind, 5, 4, chosen_pages(rng, 4, 4)) for kind in (PAGE, TOKEN)]
     assert vector_bytes_of(host, device, pair) == 16
     for width, block in ((16, 64), (4, 64), (MIXED, 96), (BULK, 32), (BULK, 5)):
-        copy_layer(shim, host, device, pair, 0, 20, width=width, grid=3, block=block, seed=seed, stage_bytes=128)
+        copy_layer(
+            shim, host, device, pair, 0, 20, width=width, grid=3, block=block, seed=seed, stage_bytes=128
+        )
 
 
 def vector_bytes_of(source, destination, pair):

@@ -37,7 +37,13 @@ def test_target_draft_indexer_and_state_are_one_launch(shim, kernel, page_size, 
     rng = np.random.default_rng(page_size * latent + state)
     layers, layer, draft, pages, device_pages, count = 3, 1, 256, 6, 9, 4
     # Parts in the page: latents of all layers, K and V of one draft layer, indexer rows of a page, a state.
-    part_bytes = [layers * page_size * latent, page_size * draft, page_size * draft, page_size * indexer, state]
+    part_bytes = [
+        layers * page_size * latent,
+        page_size * draft,
+        page_size * draft,
+        page_size * indexer,
+        state,
+    ]
     # Parts begin at multiples of 16, as packed pages do.
     part_bytes = [-(-n // 16) * 16 for n in part_bytes]
     host = Packed(rng, pages, part_bytes)
@@ -64,7 +70,9 @@ def test_target_draft_indexer_and_state_are_one_launch(shim, kernel, page_size, 
             to = pool.side(0, 0, index)
         segments.append(segment(source, to, count * slots, 1, row))
         want = pool.raw.copy()
-        pages_there, slots_there = (whole, np.zeros(count, int)) if index is None else (index.page, index.slot)
+        pages_there, slots_there = (
+            (whole, np.zeros(count, int)) if index is None else (index.page, index.slot)
+        )
         for item in range(count * slots):
             at = on_host[item // slots] * host.page_bytes + int(offset) + (item % slots) * row
             pool.view(want)[0, 0, pages_there[item], slots_there[item], 0] = host.raw[host.start + at :][:row]

@@ -1,4 +1,4 @@
-"""Rows of any size, at any number of pages, at offsets past 2^31: exact, and nothing beside them is touched."""
+"""Rows of any size, any number of pages, offsets past 2^31: exact, and nothing beside them is touched."""
 
 import ctypes
 import mmap
@@ -62,13 +62,20 @@ def test_offsets_past_two_to_the_31(shim, row, index_type):
     identity = np.arange(2 * len(index), dtype=index_type)
     far = side(PAGE, host.ctypes.data, (page_bytes, 8192, 0), 2, pages, index)
     near = side(TOKEN, device.ctypes.data, (2 * row, row, 0), 2, 2 * len(index), identity)
-    lent = [((host.ctypes.data, pages * page_bytes), SOURCE), (device, DESTINATION), (index, INDEX), (identity, INDEX)]
+    lent = [
+        ((host.ctypes.data, pages * page_bytes), SOURCE),
+        (device, DESTINATION),
+        (index, INDEX),
+        (identity, INDEX),
+    ]
     error, report, _ = shim.copy([segment(far, near, 10, 1, row)], lent)
     assert (error, report.violations, report.rewritten) == (0, 0, 0)
     assert np.array_equal(device[:-1], rows)
     assert not device[-1].any()
     # And back, to places of which only those are lent that may be written.
-    wanted = [(host.ctypes.data + int(page) * page_bytes + slot * 8192, row) for page in index for slot in range(2)]
+    wanted = [
+        (host.ctypes.data + int(page) * page_bytes + slot * 8192, row) for page in index for slot in range(2)
+    ]
     for address, _ in wanted:
         ctypes.memset(address, 0, row)
     lent = [*((place, DESTINATION) for place in wanted), (device, SOURCE), (index, INDEX), (identity, INDEX)]

@@ -204,7 +204,7 @@ mod tests {
         let batch = Choice::Copies { batched: true };
         let none = Facts { kernels: None, ..ALL };
         type Case<'a> = (&'a [(u32, u32)], Facts, Choice);
-        let cases: [Case<'_>; 14] = [
+        let cases: [Case<'_>; 15] = [
             (&[(1152, 8192)], ALL, register(16, 2)),
             (&[(656, 8192)], ALL, register(16, 2)),
             (&[(132, 8192)], ALL, register(4, 4)),
@@ -220,6 +220,7 @@ mod tests {
             (&[(128 << 10, 64), (1152, 64)], ALL, register(16, 2)),
             (&[(128 << 10, 64)], Facts { is_capturing: true, ..ALL }, register(16, 2)),
             (&[(128 << 10, 64)], Facts { has_host_indices: false, ..ALL }, register(16, 2)),
+            (&[(128 << 10, 64)], Facts { is_legacy_stream: true, ..ALL }, register(16, 2)),
             (&[(1152, 64)], none, batch),
             (&[(1152, 64)], Facts { is_legacy_stream: true, ..none }, Choice::Copies { batched: false }),
         ];

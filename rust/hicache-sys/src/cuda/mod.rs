@@ -19,6 +19,7 @@ mod image;
 mod kernels;
 mod launch;
 mod nvrtc;
+mod plan_stream;
 mod primary;
 mod symbols;
 
@@ -31,4 +32,5 @@ pub use functions::{Function, Library};
 pub use image::{EMBEDDED, Entry, EntryKind, Image, ImageError, SOURCES, source_hash, write_image};
 pub use kernels::{Kernels, Loaded, Report, Source, WIDTHS, Wanted};
 pub use launch::IndexReport;
+pub use plan_stream::{DeviceMemory, IndexPlace, PlanStream, SubmitError, Touched};
 pub use primary::{Entered, Primary};

@@ -23,7 +23,8 @@ impl IndexSlice<'_> {
         }
     }
 
-    fn extent(&self) -> Extent {
+    /// The memory that it takes.
+    pub fn extent(&self) -> Extent {
         let len = match self {
             IndexSlice::Four(index) => size_of_val(*index),
             IndexSlice::Eight(index) => size_of_val(*index),

@@ -5,5 +5,6 @@
 
 mod build;
 mod image;
+mod plan_stream;
 mod shim;
 mod stub;

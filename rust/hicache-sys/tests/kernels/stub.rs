@@ -33,13 +33,13 @@ fn stubs() -> Option<&'static Path> {
 }
 
 /// A run of one case: what it printed, and the log of the stubs.
-struct Run {
-    printed: String,
-    log: String,
+pub struct Run {
+    pub printed: String,
+    pub log: String,
 }
 
 impl Run {
-    fn lines<'a>(&'a self, first_word: &'a str) -> Vec<&'a str> {
+    pub fn lines<'a>(&'a self, first_word: &'a str) -> Vec<&'a str> {
         self.log.lines().filter(|line| line.split(' ').next() == Some(first_word)).collect()
     }
 }
@@ -69,7 +69,7 @@ fn finish((child, log): (std::process::Child, PathBuf)) -> Run {
     Run { printed: printed.into_owned(), log: fs::read_to_string(log).unwrap_or_default() }
 }
 
-fn run(case: &str, cache: &Path, variables: &[(&str, &str)]) -> Option<Run> {
+pub fn run(case: &str, cache: &Path, variables: &[(&str, &str)]) -> Option<Run> {
     start(case, cache, variables).map(finish)
 }
 
@@ -83,6 +83,7 @@ fn a_case_in_its_own_process() {
         Ok("launch") => launch(),
         Ok("layers") => layers(),
         Ok("copies") => copies(),
+        Ok("plan_stream") => crate::plan_stream::case(),
         _ => {}
     }
 }
@@ -369,6 +370,22 @@ fn a_cache_that_cannot_be_written_costs_a_compilation_and_nothing_else() {
         let Some(run) = run("look", &cache, &[("HICACHE_CUDA_KERNELS", "nvrtc")]) else { return };
         assert!(run.printed.contains("not kept") && run.printed.contains("chosen: Nvrtc"), "{}", run.printed);
         assert_eq!(run.lines("compile").len(), 1);
+    }
+}
+
+/// Only where `HICACHE_CUDA_PACKAGES` names the folder of the compiler's packages, as `make test-kernels` does.
+#[test]
+fn the_real_compiler_makes_code_for_the_device() {
+    let Ok(packages) = std::env::var("HICACHE_CUDA_PACKAGES") else { return };
+    for library in ["cu13/lib/libnvrtc.so.13", "cuda_nvrtc/lib/libnvrtc.so.12"] {
+        let cache = scratch("real");
+        let library = format!("{packages}/nvidia/{library}");
+        let real = [("HICACHE_CUDA_KERNELS", "nvrtc"), ("HICACHE_NVRTC", &library)];
+        let Some(run) = run("look", &cache, &real) else { return };
+        assert!(run.printed.contains("chosen: Nvrtc"), "{}", run.printed);
+        assert!(run.log.contains("library \u{7f}ELF"), "{}", run.log);
+        let file = fs::read_dir(cache.join("kernels")).unwrap().next().unwrap().unwrap().path();
+        assert!(fs::metadata(file).unwrap().len() > 50_000);
     }
 }
 

@@ -28,6 +28,8 @@ int cuDriverGetVersion(int *version) {
   *version = text ? atoi(text) : 12090;
   return 0;
 }
+/* Asked for by NVRTC, which takes no for an answer but not its absence. */
+int cuGetExportTable(const void **table, const void *id) { return table && id ? 500 : 1; }
 int cuDeviceGetCount(int *count) {
   *count = 1;
   return 0;
@@ -142,6 +144,24 @@ int cuEventCreate(void **event, unsigned flags) {
 int cuEventRecord(void *event, void *stream) {
   note("record event %#lx stream %#lx", (unsigned long)event, (unsigned long)stream);
   return 0;
+}
+/* Nothing is done before there is a file named as the log with ".done" behind it. */
+int cuEventQuery(void *event) {
+  char name[4096];
+  snprintf(name, sizeof name, "%s.done", getenv("STUB_LOG"));
+  FILE *done = fopen(name, "r");
+  (void)event;
+  if (done == NULL) return 600;
+  fclose(done);
+  return 0;
+}
+int cuStreamSynchronize(void *stream) {
+  note("synchronize %#lx", (unsigned long)stream);
+  return 0;
+}
+int cuMemHostGetDevicePointer_v2(uint64_t *address, void *host, unsigned flags) {
+  *address = (uint64_t)host + 0x1000000;
+  return (int)flags;
 }
 int cuEventDestroy_v2(void *event) {
   (void)event;
