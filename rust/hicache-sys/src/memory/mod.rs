@@ -51,8 +51,7 @@ impl HostMemory {
     /// be had. Nothing is left behind.
     pub fn new(len: usize, options: &MemoryOptions) -> Result<HostMemory> {
         check(len, options)?;
-        limits::check_memory(Path::new("/"), len as u64)?;
-        if options.lock == Wish::Require && options.register != Wish::Require {
+        if options.lock == Wish::Require && options.register == Wish::Off {
             limits::check_lock(len as u64)?;
         }
         let (mapping, file, report) = map(len, options)?;
@@ -373,6 +372,10 @@ fn map(len: usize, options: &MemoryOptions) -> Result<(Mapping, Option<Guarded>,
             }
             Err(error) => unmet.push(format!("hugetlb pages of {page} bytes: {error}")),
         }
+    }
+    // Pages of the hugetlb pool were set aside; any others are taken from what is left.
+    if options.prefault {
+        limits::check_memory(Path::new("/"), len as u64)?;
     }
     let page = page_bytes();
     let transparent = transparent_page_bytes().filter(|&size| options.huge_pages != Wish::Off && len >= size);
