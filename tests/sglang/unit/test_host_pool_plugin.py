@@ -32,12 +32,9 @@ def asked(monkeypatch):
 
     def run(value):
         monkeypatch.setenv(host_pool.ENVIRONMENT, value)
-        (entry,) = (
-            entry
-            for entry in importlib.metadata.entry_points(group="sglang.srt.plugins")
-            if entry.name == "hicache_store"
-        )
-        entry.load()()
+        entries = importlib.metadata.entry_points(group="sglang.srt.plugins")
+        (plugin,) = (entry for entry in entries if entry.value == "hicache_store.sglang.host_pool:plugin")
+        plugin.load()()
         HookRegistry.apply_hooks()
 
     yield run
