@@ -179,14 +179,18 @@ def test_a_value_that_means_nothing_is_refused(text):
 def test_tensors_of_every_way_share_the_memory():
     pool = HostPool(4, 64, register="off")
     array = np.frombuffer(pool, np.uint8)
-    for tensor in (torch.from_dlpack(pool), torch.frombuffer(pool, dtype=torch.uint8)):
+    for tensor in (
+        torch.from_dlpack(pool),
+        torch.frombuffer(pool, dtype=torch.uint8),
+        torch.from_dlpack(pool.__dlpack__(dl_device=(1, 0))),
+    ):
         tensor[7] += 1
         del array
         with pytest.raises(BufferError):
             pool.close()
         array = np.frombuffer(pool, np.uint8)
         del tensor
-    assert array[7] == 2
+    assert array[7] == 3
     del array
     gc.collect()
     pool.close()
