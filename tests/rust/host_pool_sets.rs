@@ -56,7 +56,8 @@ fn a_target_alone_has_pages_without_gaps() {
 
 #[test]
 fn what_speaks_against_packing_is_the_reason_of_the_sidecar() {
-    let cases: [(fn(&mut PoolMember), &str); 4] = [
+    type Change = fn(&mut PoolMember);
+    let cases: [(Change, &str); 4] = [
         (
             |draft| draft.pool = pool("draft", PoolKind::Draft, 40),
             "latent 40 bytes of bfloat16 a token against",
