@@ -701,6 +701,9 @@ class HostPool:
     `torch.from_dlpack(pool)`, tensors of dtype uint8 and shape `[slots * slot_bytes]`. Each view keeps the
     memory. `View.backup` and `View.restore` take a pool wherever they take a buffer.
 
+    torch (2.13 was tried) takes no DLPack tensor of kDLCUDAHost, which a registered pool is: give it
+    `pool.__dlpack__(dl_device=(1, 0))`, or use `torch.frombuffer`.
+
     A forked child has no part in its parent's pool: every call raises `StoreClosedError`, and reading
     through a view made before the fork ends the child with SIGSEGV. Start children by spawn.
     """

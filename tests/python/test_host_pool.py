@@ -19,9 +19,6 @@ from hicache_store import (
     Namespace,
     Pool,
     PoolExhaustedError,
-    PoolMember,
-    PoolSet,
-    PoolView,
     Region,
     ResourceLimitError,
     SlotLease,
@@ -239,10 +236,10 @@ def held():
     return kib, mappings, len(list(Path("/proc/self/fd").iterdir()))
 
 def cycle(number):
-    pool = HostPool(16, 1 << 20, register="off", shared=number % 2 == 1)
+    pool = HostPool(4, 1 << 20, register="off", shared=number % 2 == 1)
     view = numpy.frombuffer(pool, numpy.uint8)
     view[:] = number
-    with pool.lease(16):
+    with pool.lease(4):
         pass
     del view
     pool.close()
@@ -260,8 +257,9 @@ def test_a_hundred_pools_leave_nothing_behind():
     result = run(FLAT)
     assert result.returncode == 0, result.stderr
     kib, mappings, files, *after = (int(word) for word in result.stdout.split())
-    assert after[0] < kib + 1024, result.stdout
-    assert after[1] <= mappings + 2, result.stdout
+    # A hundred pools would be 400 MiB and 300 mappings; threads that touch leave a few kilobytes and stacks.
+    assert after[0] < kib + 2048, result.stdout
+    assert after[1] < mappings + 30, result.stdout
     assert after[2] == files, result.stdout
 
 
@@ -378,59 +376,3 @@ def test_locked_memory_is_within_the_limit_of_this_process():
     if limit != resource.RLIM_INFINITY and limit < MIB:
         pytest.skip("RLIMIT_MEMLOCK below 1 MiB")
     assert "locked" in make(4, 4096, lock="require").got
-
-
-def member(name, kind, layers, row=36, **options):
-    options.setdefault("slots", 4)
-    return PoolMember(
-        Pool(name, kind, "bfloat16", {"latent": row}),
-        Tile(layers, (0, 1)),
-        options.pop("slots"),
-        4,
-        **options,
-    )
-
-
-def test_a_set_says_what_is_packed_and_why(tmp_path):
-    target, draft = member("kv", "latent", (0, 3)), member("draft", "draft", (3, 4))
-    pools = PoolSet([target, draft])
-    assert [(one.name, one.mapping, one.offset) for one in pools.members] == [
-        ("kv", "target", 0),
-        ("draft", "packed", 512),
-    ]
-    assert "owned once" in pools.members[1].reason
-    assert pools.explain().splitlines()[1].startswith("draft: packed, bytes 512 to 656 of 4096 in 4 slots: ")
-    (pool,) = pools.allocate(register="off")
-    assert (pool.slots, pool.slot_bytes) == pools.host_pools[0] == (4, 4096)
-    views = [
-        PoolView(
-            Pool(name, kind, "bfloat16", {"latent": 36}), Tile(layers, (0, 1)), packed=pools.packed(name)
-        )
-        for name, kind, layers in (("kv", "latent", (0, 3)), ("draft", "draft", (3, 4)))
-    ]
-    view = Store.open(tmp_path, capacity="16MiB").view(Namespace("m", revision="r", page_size=4), views)
-    keys = page_keys(range(16), 4)
-    memory = np.random.default_rng(2).integers(0, 256, pool.nbytes, np.uint8)
-    np.frombuffer(pool, np.uint8)[:] = memory
-    slots = [0, 1, 2, 3]
-    view.backup(keys, pool, slots, depth=0)
-    np.frombuffer(pool, np.uint8)[:] = 0
-    assert view.restore(keys, pool, slots).all_restored
-    pages = np.frombuffer(pool, np.uint8).reshape(4, -1)
-    assert (pages[:, :432] == memory.reshape(4, -1)[:, :432]).all()
-    assert (pages[:, 512:656] == memory.reshape(4, -1)[:, 512:656]).all()
-
-
-def test_a_set_refuses_rather_than_be_its_target_alone():
-    target = member("kv", "latent", (0, 3))
-    other_rows = PoolSet([target, member("draft", "draft", (3, 4), row=40)])
-    assert [one.mapping for one in other_rows.members] == ["target", "sidecar"]
-    assert "rows" in other_rows.members[1].reason
-    with pytest.raises(GeometryError, match="cannot be packed: its rows"):
-        PoolSet([target, member("draft", "draft", (3, 4), row=40, mapping="packed")])
-    with pytest.raises(GeometryError, match="it has 2 slots, kv has 4"):
-        PoolSet([target, member("draft", "draft", (3, 4), slots=2)])
-    with pytest.raises(ConfigError, match="expected a PoolMember"):
-        PoolSet([target, "draft"])
-    with pytest.raises(ConfigError, match="mapping"):
-        member("draft", "draft", (3, 4), mapping="fused")

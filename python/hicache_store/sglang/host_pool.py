@@ -1,13 +1,13 @@
-"""SGLang's host pools in memory of this library: huge pages, near a device, registered, and told what was got.
+"""SGLang's host pools in memory of this library: huge pages, near a device, registered, and reported.
 
     HICACHE_HOST_POOL=on python -m sglang.launch_server --enable-hierarchical-cache ...
     HICACHE_HOST_POOL='{"huge_pages": "require", "numa": "local"}' python -m sglang.launch_server ...
 
-The engine finds `plugin` by the entry point `sglang.srt.plugins` and runs it in each of its processes. Unless
-`HICACHE_HOST_POOL` asks for it, nothing is imported and nothing changes. Asked for, every host tensor that the
-engine would map and register itself is a view of a `HostPool`, with the options given; where these cannot be met
-the engine does not start, and says why. Memory that a storage backend allocates (mooncake, shm, ...) stays where
-it is.
+The engine finds `plugin` by the entry point `sglang.srt.plugins` and runs it in each of its processes.
+Unless `HICACHE_HOST_POOL` asks for it, nothing is imported and nothing changes. Asked for, every host tensor
+that the engine would map and register itself is a view of a `HostPool`, with the options given; where these
+cannot be met the engine does not start, and says why. Memory that a storage backend allocates (mooncake, shm,
+...) stays where it is.
 
 Who registers also unregisters: the engine is told that nothing of a registered pool is its to undo. What our
 driver calls could not register, the engine registers and unregisters as it does with its own memory.
@@ -113,8 +113,8 @@ def place(
         device: Where it stands: "cpu".
         pin_memory: Whether devices must reach it.
         allocator: Who allocates; one of a storage backend's own is left alone.
-        registration_granularity_bytes: Bytes of a copy page, which no registered piece cuts in two; None for one
-            piece.
+        registration_granularity_bytes: Bytes of a copy page, which no registered piece cuts in two; None for
+            a single piece.
 
     Returns:
         A CPU tensor of shape `dims`, zeroed, which keeps the pool.

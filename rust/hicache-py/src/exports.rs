@@ -49,7 +49,7 @@ pub(crate) fn host_pool_class(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     let compiled = py.get_type::<PyHostPool>();
     let bases = PyTuple::new(py, [compiled.as_any(), buffer_class(py)?.as_any()])?;
     let names = PyDict::new(py);
-    names.set_item("__slots__", PyTuple::empty(py))?;
+    names.set_item("__slots__", PyTuple::new(py, ["__weakref__"])?)?;
     names.set_item("__module__", "hicache_store")?;
     names.set_item("__doc__", compiled.getattr("__doc__")?)?;
     py.get_type::<PyType>().call1(("HostPool", bases, names))

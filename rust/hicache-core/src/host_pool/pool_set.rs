@@ -112,20 +112,25 @@ impl PoolSet {
             reasons.push(decide(member, target, &members[..=index])?);
         }
         let is_packed = |index: usize| index == 0 || reasons[index - 1].0 == Mapping::Packed;
-        let packed = (0..members.len()).filter(|&index| is_packed(index)).count();
-
         let mut page = Page::default();
         let mut places = Vec::with_capacity(members.len());
         for (index, member) in members.iter().enumerate() {
             let bytes = member.pool.page_bytes(&member.tile)?;
             places.push((if is_packed(index) { page.add(bytes)? } else { 0 }, bytes));
         }
+        let companions: Vec<&str> = (1..members.len())
+            .filter(|&index| is_packed(index))
+            .map(|index| members[index].pool.name())
+            .collect();
         // A target alone has its pages one after the other, as the engine's own pools have them.
-        let host_page = if packed > 1 { page.bytes()? } else { places[0].1 };
+        let shares = !companions.is_empty();
+        let host_page = if shares { page.bytes()? } else { places[0].1 };
         let mut host_pools = vec![(target.slots, host_page)];
         for (index, (member, &(offset, part_bytes))) in members.iter().zip(&places).enumerate() {
             let (mapping, reason) = match index {
-                0 if packed > 1 => (Mapping::Target, format!("{} members share its host pages", packed - 1)),
+                0 if shares => {
+                    (Mapping::Target, format!("its host pages also hold {}", companions.join(", ")))
+                }
                 0 => (Mapping::Target, "it has its host pages alone".to_owned()),
                 _ => reasons[index - 1].clone(),
             };

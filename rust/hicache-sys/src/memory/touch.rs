@@ -17,6 +17,7 @@ pub(super) fn touch(base: usize, len: usize, page: usize, threads: usize, cpus: 
     let pieces = len.div_ceil(PIECE);
     let next = AtomicUsize::new(0);
     let can_populate = AtomicBool::new(true);
+    let has_failed = AtomicBool::new(false);
     let failed = Mutex::new(None);
     let work = || {
         if !cpus.is_empty() {
@@ -29,6 +30,7 @@ pub(super) fn touch(base: usize, len: usize, page: usize, threads: usize, cpus: 
             }
             let start = base + piece * PIECE;
             if let Err(error) = touch_piece(start, PIECE.min(base + len - start), page, &can_populate) {
+                has_failed.store(true, Ordering::Relaxed);
                 next.store(pieces, Ordering::Relaxed);
                 *failed.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(error);
                 return;
@@ -38,9 +40,19 @@ pub(super) fn touch(base: usize, len: usize, page: usize, threads: usize, cpus: 
     // Threads of their own, also for one: the caller's affinity stays as it is.
     std::thread::scope(|scope| {
         for _ in 0..threads.clamp(1, pieces.max(1)) {
-            scope.spawn(work);
+            let started =
+                std::thread::Builder::new().name("hicache-touch".to_owned()).spawn_scoped(scope, work);
+            if let Err(error) = started {
+                // Those that run do all of it; without any, the error is told.
+                let mut failed = failed.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+                failed.get_or_insert(error);
+                break;
+            }
         }
     });
+    if next.load(Ordering::Relaxed) >= pieces && !has_failed.load(Ordering::Relaxed) {
+        return Ok(());
+    }
     failed.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()).map_or(Ok(()), Err)
 }
 
