@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::plans::pattern;
+use crate::plans::{copy_rows, pattern};
 use crate::support::{fast_folder, flip, hooked, keys, objects, open};
 use crate::transfer::{contents, regions};
 use hicache_core::store::counters::Counter;
@@ -178,6 +178,18 @@ impl World {
         (0..self.keys.len()).filter(is_wrong).collect()
     }
 
+    /// Whether every page is exactly in its host slot.
+    fn is_host_exact(&self, request: &TransferRestore) -> bool {
+        self.plan.pools().iter().enumerate().all(|(number, pool)| {
+            let ((truth, bytes), layout) = (&self.truth[number], &pool.host.layout);
+            let mut expected = vec![vec![CANARY; layout.buffer_bytes[0] as usize]];
+            for (page, &slot) in request.host_slots[number].iter().enumerate() {
+                copy_rows(truth, layout, &layout.tile, (page as u64, slot as u64), bytes, &mut expected);
+            }
+            contents(&self.host[number]) == expected
+        })
+    }
+
     fn assert_exact(&self, request: &TransferRestore) {
         for step in 0..LAYERS {
             assert_eq!(self.wrong_pages(request, step), [0; 0], "layer {step}");
@@ -286,6 +298,7 @@ fn every_layout_comes_back_exactly_however_it_is_read() {
                     }
                     let report = ticket.finish().unwrap();
                     assert_eq!(report.leading(), 6);
+                    assert!(world.is_host_exact(&request), "{layout}, {reading:?}, {bounce:?}");
                     assert_eq!(report.bytes, 6 * (world.view.page_bytes(0) + world.view.page_bytes(1)));
                 }
             }
@@ -602,6 +615,44 @@ fn layers_are_read_by_themselves_where_they_lie_together() {
             assert!(reads.iter().any(|&len| len > page_bytes / 8), "{layout}: {reads:?}");
         }
     }
+}
+
+#[test]
+fn a_restore_of_no_pages_is_ready() {
+    let world = World::new(LayoutName::PageFirst, 2, 2);
+    let request = TransferRestore {
+        host_slots: vec![Vec::new(); 2],
+        device_slots: vec![Vec::new(); 2],
+        ..TransferRestore::default()
+    };
+    let ticket = world.restore(&request, Arc::new(stream()));
+    assert!(ticket.gate().wait(LAYERS - 1, far()).unwrap());
+    assert_eq!(ticket.finish().unwrap().outcomes, []);
+}
+
+#[test]
+fn a_closed_store_refuses_and_withdraws() {
+    let (options, gate, _, seen) = holding_reads(8);
+    let world = World::with(LayoutName::PageFirstDirect, SMALL, 2, 2, options);
+    let request = TransferRestore { reading: Reading::Layers(1), ..world.request() };
+    let ticket = world.restore(&request, Arc::new(stream()));
+    while seen.load(Ordering::SeqCst) <= 8 {
+        std::thread::yield_now();
+    }
+    let store = world.store.clone();
+    let closing = std::thread::spawn(move || store.close());
+    gate.set();
+    closing.join().unwrap();
+    // Some reads may have ended before the store closed; then the restore has, too.
+    match ticket.finish() {
+        Ok(report) => assert_eq!(report.leading(), 2),
+        Err(error) => {
+            assert_eq!(error.kind(), ErrorKind::Closed);
+            assert_eq!(ticket.gate().read(0).unwrap_err().kind(), ErrorKind::Closed);
+        }
+    }
+    let restore = LayerwiseRestore::new(Arc::clone(&world.view), Arc::clone(&world.plan)).unwrap();
+    assert_eq!(restore.start(request, cpu()).err().unwrap().kind(), ErrorKind::Closed);
 }
 
 #[test]

@@ -45,6 +45,7 @@ MODULE_ORDER = (
     "format",
     "store",
     "inspect",
+    "transfer",
 )
 
 # Outside these, the word unsafe stands nowhere.
