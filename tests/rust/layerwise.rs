@@ -495,7 +495,9 @@ fn nothing_is_announced_before_every_page_is_known_to_be_whole() {
     let request = TransferRestore { reading: Reading::Layers(1), ..world.request() };
     let ticket = world.restore(&request, Arc::new(stream()));
     // Layer 0 has been copied, layer 3 has not been read.
+    let patience = Instant::now() + Duration::from_secs(60);
     while !world.wrong_pages(&request, 0).is_empty() {
+        assert!(Instant::now() < patience, "layer 0 is not copied while layer 3 is not read");
         std::thread::yield_now();
     }
     assert!(!ticket.gate().is_ready(0).unwrap());
