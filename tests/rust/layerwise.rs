@@ -527,6 +527,24 @@ fn layers_that_were_announced_early_are_withdrawn_when_a_page_fails() {
 }
 
 #[test]
+fn a_withdrawn_restore_gives_its_good_pages_up_too() {
+    let options = StoreOptions { capacity_bytes: Some(64 << 20), ..StoreOptions::default() };
+    let world = World::with(LayoutName::PageFirstDirect, LARGE, 3, 3, options);
+    let of_key = objects(world.root()).into_iter().filter(|object| object.key == world.keys[1]);
+    let kv = of_key.max_by_key(|object| object.payload.end - object.payload.start).unwrap();
+    flip(&kv.segment, kv.payload.end - 1, 3); // V of the last layer
+    let request =
+        TransferRestore { reading: Reading::Layers(1), announce: Announce::Layers, ..world.request() };
+    let ticket = world.restore(&request, Arc::new(stream()));
+    let report = ticket.finish().unwrap();
+    let (restored, damaged) = (RestoreOutcome::Restored, RestoreOutcome::Damaged);
+    assert_eq!(report.outcomes, [restored, damaged, restored]);
+    for step in 0..LAYERS {
+        assert_eq!(ticket.gate().read(step).unwrap_err().kind(), ErrorKind::Closed, "layer {step}");
+    }
+}
+
+#[test]
 fn a_restore_whose_slots_are_not_free_in_time_is_late() {
     let world = World::new(LayoutName::PageFirst, 3, 3);
     let never = HostEvent::new();
