@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::plans::pattern;
+use crate::plans::{copy_rows, pattern};
 use crate::support::{fast_folder, flip, hooked, keys, objects, open};
 use crate::transfer::{contents, regions};
 use hicache_core::store::counters::Counter;
@@ -178,6 +178,18 @@ impl World {
         (0..self.keys.len()).filter(is_wrong).collect()
     }
 
+    /// Whether every page is exactly in its host slot.
+    fn is_host_exact(&self, request: &TransferRestore) -> bool {
+        self.plan.pools().iter().enumerate().all(|(number, pool)| {
+            let ((truth, bytes), layout) = (&self.truth[number], &pool.host.layout);
+            let mut expected = vec![vec![CANARY; layout.buffer_bytes[0] as usize]];
+            for (page, &slot) in request.host_slots[number].iter().enumerate() {
+                copy_rows(truth, layout, &layout.tile, (page as u64, slot as u64), bytes, &mut expected);
+            }
+            contents(&self.host[number]) == expected
+        })
+    }
+
     fn assert_exact(&self, request: &TransferRestore) {
         for step in 0..LAYERS {
             assert_eq!(self.wrong_pages(request, step), [0; 0], "layer {step}");
@@ -286,6 +298,7 @@ fn every_layout_comes_back_exactly_however_it_is_read() {
                     }
                     let report = ticket.finish().unwrap();
                     assert_eq!(report.leading(), 6);
+                    assert!(world.is_host_exact(&request), "{layout}, {reading:?}, {bounce:?}");
                     assert_eq!(report.bytes, 6 * (world.view.page_bytes(0) + world.view.page_bytes(1)));
                 }
             }
@@ -482,7 +495,9 @@ fn nothing_is_announced_before_every_page_is_known_to_be_whole() {
     let request = TransferRestore { reading: Reading::Layers(1), ..world.request() };
     let ticket = world.restore(&request, Arc::new(stream()));
     // Layer 0 has been copied, layer 3 has not been read.
+    let patience = Instant::now() + Duration::from_secs(60);
     while !world.wrong_pages(&request, 0).is_empty() {
+        assert!(Instant::now() < patience, "layer 0 is not copied while layer 3 is not read");
         std::thread::yield_now();
     }
     assert!(!ticket.gate().is_ready(0).unwrap());
@@ -506,6 +521,24 @@ fn layers_that_were_announced_early_are_withdrawn_when_a_page_fails() {
     gate.set();
     let report = ticket.finish().unwrap();
     assert!(report.outcomes.contains(&RestoreOutcome::Error), "{report:?}");
+    for step in 0..LAYERS {
+        assert_eq!(ticket.gate().read(step).unwrap_err().kind(), ErrorKind::Closed, "layer {step}");
+    }
+}
+
+#[test]
+fn a_withdrawn_restore_gives_its_good_pages_up_too() {
+    let options = StoreOptions { capacity_bytes: Some(64 << 20), ..StoreOptions::default() };
+    let world = World::with(LayoutName::PageFirstDirect, LARGE, 3, 3, options);
+    let of_key = objects(world.root()).into_iter().filter(|object| object.key == world.keys[1]);
+    let kv = of_key.max_by_key(|object| object.payload.end - object.payload.start).unwrap();
+    flip(&kv.segment, kv.payload.end - 1, 3); // V of the last layer
+    let request =
+        TransferRestore { reading: Reading::Layers(1), announce: Announce::Layers, ..world.request() };
+    let ticket = world.restore(&request, Arc::new(stream()));
+    let report = ticket.finish().unwrap();
+    let (restored, damaged) = (RestoreOutcome::Restored, RestoreOutcome::Damaged);
+    assert_eq!(report.outcomes, [restored, damaged, restored]);
     for step in 0..LAYERS {
         assert_eq!(ticket.gate().read(step).unwrap_err().kind(), ErrorKind::Closed, "layer {step}");
     }
@@ -602,6 +635,44 @@ fn layers_are_read_by_themselves_where_they_lie_together() {
             assert!(reads.iter().any(|&len| len > page_bytes / 8), "{layout}: {reads:?}");
         }
     }
+}
+
+#[test]
+fn a_restore_of_no_pages_is_ready() {
+    let world = World::new(LayoutName::PageFirst, 2, 2);
+    let request = TransferRestore {
+        host_slots: vec![Vec::new(); 2],
+        device_slots: vec![Vec::new(); 2],
+        ..TransferRestore::default()
+    };
+    let ticket = world.restore(&request, Arc::new(stream()));
+    assert!(ticket.gate().wait(LAYERS - 1, far()).unwrap());
+    assert_eq!(ticket.finish().unwrap().outcomes, []);
+}
+
+#[test]
+fn a_closed_store_refuses_and_withdraws() {
+    let (options, gate, _, seen) = holding_reads(8);
+    let world = World::with(LayoutName::PageFirstDirect, SMALL, 2, 2, options);
+    let request = TransferRestore { reading: Reading::Layers(1), ..world.request() };
+    let ticket = world.restore(&request, Arc::new(stream()));
+    while seen.load(Ordering::SeqCst) <= 8 {
+        std::thread::yield_now();
+    }
+    let store = world.store.clone();
+    let closing = std::thread::spawn(move || store.close());
+    gate.set();
+    closing.join().unwrap();
+    // Some reads may have ended before the store closed; then the restore has, too.
+    match ticket.finish() {
+        Ok(report) => assert_eq!(report.leading(), 2),
+        Err(error) => {
+            assert_eq!(error.kind(), ErrorKind::Closed);
+            assert_eq!(ticket.gate().read(0).unwrap_err().kind(), ErrorKind::Closed);
+        }
+    }
+    let restore = LayerwiseRestore::new(Arc::clone(&world.view), Arc::clone(&world.plan)).unwrap();
+    assert_eq!(restore.start(request, cpu()).err().unwrap().kind(), ErrorKind::Closed);
 }
 
 #[test]

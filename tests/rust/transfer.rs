@@ -30,10 +30,12 @@ fn wide_pool() -> impl Strategy<Value = Pool> {
 }
 
 fn rect() -> impl Strategy<Value = Tile> {
-    let span = || (0..3u32, 1..4u32).prop_map(|(start, len)| Span { start, end: start + len });
+    // Heads enough for several whole groups on both sides.
+    let span =
+        |most| (0..3u32, 1..most).prop_map(|(start, len): (u32, u32)| Span { start, end: start + len });
     let tokens =
         (0..4u32, 1..4u32, 1..8u32).prop_map(|(first, step, count)| TokenLattice::new(first, step, count));
-    (span(), span(), tokens).prop_map(|(layers, heads, tokens)| Tile { layers, heads, tokens })
+    (span(4u32), span(9u32), tokens).prop_map(|(layers, heads, tokens)| Tile { layers, heads, tokens })
 }
 
 /// A host layout of some slots over a tile that holds `rect`.

@@ -47,6 +47,7 @@ MODULE_ORDER = (
     "format",
     "store",
     "inspect",
+    "transfer",
 )
 
 # Outside these, the word unsafe stands nowhere.

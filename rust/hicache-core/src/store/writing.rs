@@ -17,7 +17,7 @@ use crate::format::form::Form;
 use crate::key::PageKey;
 use crate::store::Inner;
 use crate::store::backup::{BackupOutcome, ChainStart};
-use crate::store::chunk::{CHUNK_BYTES, cut, pieces_checksum};
+use crate::store::chunk::{CHUNK_BYTES, cut, gather_blocks, pieces_checksum};
 use crate::store::counters::Counter;
 use crate::store::io::{IoEngine, Write, gather, is_late, late};
 use crate::store::landing::Landing;
@@ -185,12 +185,11 @@ impl Writer<'_> {
             let first_block = (chunk.bytes.start / u64::from(form.block_bytes)) as u32;
             let page_len = (chunk.bytes.end - chunk.bytes.start) as usize;
             if writes[index].from.is_none() {
-                gather(&chunk.pieces, scratch)?;
-                for (page, bytes) in chunk.pages.clone().zip(scratch.chunks(page_len)) {
-                    for (block, bytes) in (first_block..).zip(bytes.chunks(form.block_bytes as usize)) {
-                        store(chunk, page, block, block_checksum(seeds[chunk.run][page], block, bytes));
-                    }
-                }
+                let (block_bytes, first_page) = (form.block_bytes as usize, chunk.pages.start);
+                gather_blocks(&chunk.pieces, scratch, page_len, block_bytes, |page, block, bytes| {
+                    let (page, block) = (first_page + page, first_block + block);
+                    store(chunk, page, block, block_checksum(seeds[chunk.run][page], block, bytes));
+                })?;
                 return Ok(());
             }
             let plan = &plans[chunk.run];

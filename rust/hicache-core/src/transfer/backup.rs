@@ -63,12 +63,13 @@ impl LayerwiseBackup {
     /// Starts a backup on a thread of its own.
     ///
     /// # Errors
-    /// `Geometry` for slots that do not fit, `Io` where no thread can be had.
+    /// `Geometry` for slots that do not fit, `Closed`, `Io` where no thread can be had.
     pub fn start(
         &self,
         request: TransferBackup,
         executor: Arc<dyn Executor>,
     ) -> Result<LayerwiseBackupTicket> {
+        self.view.inner.check_open()?;
         check_slots(&self.plan, request.keys.len(), &request.host_slots, &request.device_slots)?;
         if !request.layer_ready.is_empty() && request.layer_ready.len() != self.plan.steps() as usize {
             let (steps, found) = (self.plan.steps(), request.layer_ready.len());
@@ -206,6 +207,10 @@ struct End(Arc<HostEvent>);
 
 impl Drop for End {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            // What it had issued may still be under way.
+            self.0.fail("the backup panicked");
+        }
         self.0.set();
     }
 }

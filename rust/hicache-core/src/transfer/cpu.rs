@@ -85,6 +85,8 @@ fn copy_page(
 #[derive(Debug, Clone)]
 pub struct CpuCopies {
     workers: Option<Arc<rayon::ThreadPool>>,
+    /// A forked child has none of the threads, and copies on the calling one.
+    process: u32,
 }
 
 impl CpuCopies {
@@ -93,14 +95,15 @@ impl CpuCopies {
     /// # Errors
     /// `Io` where the threads cannot be started.
     pub fn new(threads: usize) -> Result<CpuCopies> {
+        let process = hicache_sys::process_number();
         if threads <= 1 {
-            return Ok(CpuCopies { workers: None });
+            return Ok(CpuCopies { workers: None, process });
         }
         let name = |number| format!("hicache-copy-{number}");
         let workers = rayon::ThreadPoolBuilder::new().num_threads(threads).thread_name(name).build();
         let workers = workers
             .map_err(|error| Error::new(ErrorKind::Io, format!("cannot start copy threads: {error}")))?;
-        Ok(CpuCopies { workers: Some(Arc::new(workers)) })
+        Ok(CpuCopies { workers: Some(Arc::new(workers)), process })
     }
 
     /// Copies one layer of all pools, now.
@@ -108,6 +111,7 @@ impl CpuCopies {
     /// # Errors
     /// `Unsupported` for memory that is not the host's.
     pub fn copy_now(&self, plan: &LayerPlan, slots: &Slots) -> Result<()> {
+        let workers = self.workers.as_ref().filter(|_| self.process == hicache_sys::process_number());
         for one in &plan.moves {
             let (Memory::Host(src), Memory::Host(dst)) = (&one.src, &one.dst) else {
                 return Err(Error::new(
@@ -117,7 +121,7 @@ impl CpuCopies {
             };
             let slots = &slots.pools[one.pool];
             let bytes = one.plan.bytes() * slots.source().len() as u64;
-            match &self.workers {
+            match workers {
                 Some(workers) if bytes >= PARALLEL_BYTES => {
                     check_memory(&one.plan, src, dst)?;
                     let pages = slots.source().par_iter().zip(slots.destination());

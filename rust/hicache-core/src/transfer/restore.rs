@@ -100,8 +100,9 @@ impl LayerwiseRestore {
     /// Starts a restore on a thread of its own.
     ///
     /// # Errors
-    /// `Geometry` for slots that do not fit, `Io` where no thread can be had.
+    /// `Geometry` for slots that do not fit, `Closed`, `Io` where no thread can be had.
     pub fn start(&self, request: TransferRestore, executor: Arc<dyn Executor>) -> Result<LayerwiseTicket> {
+        self.view.inner.check_open()?;
         self.check(&request)?;
         let gate = Arc::new(LayerGate::new(self.plan.steps(), request.edges));
         let drained = HostEvent::new();
@@ -186,7 +187,12 @@ impl LayerwiseRestore {
                 }
             }
         }
-        match outcomes.contains(&RestoreOutcome::Restored) {
+        if units.is_empty() {
+            for step in 0..self.plan.steps() {
+                gate.issue(step, executor.record(Some(step))?);
+            }
+        }
+        match units.is_empty() || outcomes.contains(&RestoreOutcome::Restored) {
             false => gate.withdraw("no page was restored"),
             true if request.announce == Announce::Pages => gate.announce(),
             true => {}
@@ -357,6 +363,8 @@ impl Drop for Ends {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.gate.withdraw("its thread panicked");
+            // What it had issued may still be under way.
+            self.drained.fail("the restore panicked");
         }
         self.drained.set();
     }

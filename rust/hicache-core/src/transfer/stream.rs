@@ -21,6 +21,8 @@ enum Op {
 #[derive(Debug)]
 pub struct HostStream {
     queue: Sender<Op>,
+    /// A forked child has the queue, but not the thread.
+    process: u32,
 }
 
 impl HostStream {
@@ -34,10 +36,13 @@ impl HostStream {
             .name("hicache-stream".into())
             .spawn(move || carry_out(&copies, &ops))
             .map_err(|error| Error::new(ErrorKind::Io, format!("cannot start a stream: {error}")))?;
-        Ok(HostStream { queue })
+        Ok(HostStream { queue, process: hicache_sys::process_number() })
     }
 
     fn issue(&self, op: Op) -> Result<()> {
+        if self.process != hicache_sys::process_number() {
+            return Err(Error::new(ErrorKind::Closed, "the stream belongs to another process"));
+        }
         self.queue.send(op).map_err(|_| Error::new(ErrorKind::Io, "the thread of a stream has ended"))
     }
 }
