@@ -121,7 +121,10 @@ def test_it_is_a_dlpack_tensor_of_bytes(version):
             pool.__dlpack__(**refused)
 
 
-@pytest.mark.parametrize("view", [memoryview, np.from_dlpack, Region, lambda pool: pool.lease(1)])
+VIEWS = [memoryview, np.frombuffer, np.asarray, np.from_dlpack, Region, lambda pool: pool.lease(1)]
+
+
+@pytest.mark.parametrize("view", VIEWS)
 def test_a_pool_in_use_is_not_closed(view):
     pool = make()
     held = view(pool)

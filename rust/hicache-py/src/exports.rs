@@ -16,6 +16,7 @@ use crate::errors::Result;
 use crate::host_pool::PyHostPool;
 
 const PY_BF_GETBUFFER: c_int = 1;
+const PY_BF_RELEASEBUFFER: c_int = 2;
 const PYBUF_FORMAT: c_int = 0x4;
 const PYBUF_ND: c_int = 0x8;
 const PYBUF_STRIDES: c_int = 0x10 | PYBUF_ND;
@@ -58,6 +59,7 @@ pub(crate) fn host_pool_class(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
 fn buffer_class(py: Python<'_>) -> PyResult<Bound<'_, PyType>> {
     let mut slots = [
         ffi::PyType_Slot { slot: PY_BF_GETBUFFER, pfunc: get_buffer as *mut c_void },
+        ffi::PyType_Slot { slot: PY_BF_RELEASEBUFFER, pfunc: release_buffer as *mut c_void },
         ffi::PyType_Slot { slot: 0, pfunc: std::ptr::null_mut() },
     ];
     let mut spec = ffi::PyType_Spec {
@@ -92,6 +94,10 @@ unsafe extern "C" fn get_buffer(slf: *mut ffi::PyObject, view: *mut PyBuffer, fl
     unsafe { view.write(fill(export, flags)) };
     done
 }
+
+/// `releasebufferproc`: nothing is to be done, since the buffer holds its export. That there is one matters: numpy
+/// holds a buffer only of classes that want to know its end, and else the object alone, which `close` cannot see.
+unsafe extern "C" fn release_buffer(_slf: *mut ffi::PyObject, _view: *mut PyBuffer) {}
 
 fn export_of<'py>(object: &Bound<'py, PyAny>) -> Result<Bound<'py, PyHostExport>> {
     let Ok(pool) = object.cast::<PyHostPool>() else {
