@@ -8,8 +8,8 @@
 `hicache-store sglang-config` prints that option; `docs/sglang.md` describes it. This package is the only one
 here that imports the engine. What it has to say goes to the logger `hicache_store.sglang`.
 
-The engine imports this package in each of its processes, for the plugins in `host_pool` and `rank_audit`; the backend, with all
-that it imports of the engine, is loaded when it is asked for.
+The engine imports this package in each of its processes, for the plugins in `host_pool` and `rank_audit`;
+the backend, with all that it imports of the engine, is loaded when it is asked for.
 """
 
 from typing import TYPE_CHECKING
