@@ -148,6 +148,6 @@ def test_a_forked_child_cannot_use_its_parents_store(tmp_path: Path) -> None:
 
 def test_the_log_names_identity_and_damage(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="hicache_store"):
-        view = open_view(Store.open(tmp_path, capacity=1 << 30))
+        view = open_view(Store.open(tmp_path, capacity=1 << 30, io_mode="buffered"))
     line = next(record.getMessage() for record in caplog.records if record.levelno == logging.INFO)
     assert all(word in line for word in (view.fingerprint, "r1", "kv", "buffered", str(1 << 30)))
