@@ -84,8 +84,9 @@ def test_without_a_driver_it_says_so(tmp_path):
 
 def test_a_stage_that_takes_too_long_is_ended(tmp_path):
     build_driver(tmp_path)
-    run, found = check(tmp_path, write_image(tmp_path), "--seconds", "4")
+    # Rates of full size take minutes on a driver that is a processor.
+    stages = ["--only", "rates", "--only", "end_to_end"]
+    run, found = check(tmp_path, write_image(tmp_path), "--seconds", "4", *stages)
     assert run.returncode == 0, run.stdout + run.stderr
-    results = [stage["result"] for stage in found.values() if isinstance(stage, dict)]
-    assert "out of time" in results
-    assert sum(stage.get("seconds", 0) for stage in found.values() if isinstance(stage, dict)) < 20
+    assert found["rates"]["result"] == "out of time"
+    assert found["end_to_end"]["result"] == "left out"

@@ -100,8 +100,8 @@ def main():
         left = end - time.monotonic()
         if left < 3:
             results[name] = {"result": "left out", "why": "no time left"}
-            continue
-        results[name] = run_stage(name, bodies[name], min(limit, left))
+        else:
+            results[name] = run_stage(name, bodies[name], min(limit, left))
         arguments.out.write_text(json.dumps(results, indent=1))
     print(f"written: {arguments.out}")
     return int(any(found["result"] == "failed" for found in results.values() if isinstance(found, dict)))
