@@ -6,6 +6,7 @@ the ranks that had not come back.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import faulthandler
 import functools
@@ -112,7 +113,8 @@ def run(function: Callable, ranks: int, *, limit: float = 40.0, dead: tuple[int,
             if not ready:
                 late = sorted(expected - set(world.answers))
                 for rank in late:  # where each of its threads stands, on standard error
-                    os.kill(processes[rank].pid, signal.SIGUSR1)
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(processes[rank].pid, signal.SIGUSR1)
                 time.sleep(0.5)
                 raise AssertionError(f"ranks {late} did not come back in {limit} s")
             for pipe in ready:
@@ -126,9 +128,10 @@ def run(function: Callable, ranks: int, *, limit: float = 40.0, dead: tuple[int,
         return world
     finally:
         for process in processes:
-            # Also one that is stopped dies of this.
+            # Also one that is stopped dies of this. Its parent is the fork server, which may have buried it by now.
             if process.pid is not None and process.is_alive():
-                os.kill(process.pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
         for process in processes:
             process.join()
             process.close()
