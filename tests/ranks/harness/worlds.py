@@ -128,7 +128,7 @@ def run(function: Callable, ranks: int, *, limit: float = 40.0, dead: tuple[int,
         return world
     finally:
         for process in processes:
-            # Also one that is stopped dies of this. Its parent is the fork server, which may have buried it by now.
+            # Also one that is stopped dies of this. The fork server, its parent, may have buried it by now.
             if process.pid is not None and process.is_alive():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process.pid, signal.SIGKILL)
