@@ -25,6 +25,7 @@ mod per_call;
 mod plans;
 mod readiness;
 mod sglang_options;
+mod side_by_side;
 mod store_round_trip;
 mod support;
 mod tiles;

@@ -200,12 +200,12 @@ impl View {
             deadline,
         };
         let most = if self.zstd_level > 0 { COMPRESSED_UNIT_BYTES } else { UNIT_BYTES };
-        self.store_units(&chain, most, report, |pages| writer.write_unit(&chain, memory, pages));
+        self.store_missing(&chain, most, report, |pages| writer.write_pages(&chain, memory, pages));
     }
 
-    /// Stores what is missing, unit after unit; with the first one that is not written it ends. `write` writes the
-    /// missing objects of some pages, and gives their raw and stored bytes.
-    pub(crate) fn store_units(
+    /// Stores what is missing, some pages after the others; with the first that are not written it ends. `write` writes
+    /// the missing objects of some pages.
+    pub(crate) fn store_missing(
         &self,
         chain: &Chain<'_>,
         most_bytes: u64,
@@ -215,17 +215,14 @@ impl View {
         self.touch_present(chain.keys, chain.missing);
         let is_missing = |page: usize| chain.missing.iter().any(|missing| missing[page]);
         for pages in self.units(chain.keys.len(), chain.missing, most_bytes) {
-            match write(pages.clone()) {
-                Ok((raw_bytes, stored_bytes)) => {
-                    report.raw_bytes += raw_bytes;
-                    report.stored_bytes += stored_bytes;
-                    set(&mut report.outcomes, pages, is_missing, BackupOutcome::Stored);
-                }
-                Err(refusal) => {
-                    // What comes after would hang in the air: a chain is usable only from its start.
-                    self.refuse(report, refusal, |page| page >= pages.start && is_missing(page));
-                    return;
-                }
+            let Written { raw_bytes, stored_bytes, refused } = write(pages.clone());
+            report.raw_bytes += raw_bytes;
+            report.stored_bytes += stored_bytes;
+            let stored = pages.start..refused.as_ref().map_or(pages.end, |(first, _)| *first);
+            set(&mut report.outcomes, stored, is_missing, BackupOutcome::Stored);
+            if let Some((first, refusal)) = refused {
+                // What comes after would hang in the air: a chain is usable only from its start.
+                return self.refuse(report, refusal, |page| page >= first && is_missing(page));
             }
         }
     }

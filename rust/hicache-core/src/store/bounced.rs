@@ -273,8 +273,10 @@ impl View {
         };
         let given = Arc::new(Given { keys, slots, missing, start });
         let slots = as_slices(&given.slots);
-        self.store_units(&given.chain(&slots), UNIT_BYTES, report, |pages| {
-            self.write_bounced(&given, memory, pages, deadline, &mut end)
+        self.store_missing(&given.chain(&slots), UNIT_BYTES, report, |pages| {
+            let first = pages.start;
+            let written = self.write_bounced(&given, memory, pages, deadline, &mut end);
+            written.unwrap_or_else(|refusal| Written::refused(first, refusal))
         });
         end
     }
@@ -313,7 +315,7 @@ impl View {
         pages: Range<usize>,
         deadline: Option<Instant>,
         end: &mut CallEnd,
-    ) -> Written {
+    ) -> std::result::Result<Written, Refusal> {
         let is_held = |pool: usize, page: usize| pages.contains(&page) && given.missing[pool][page];
         let of_pool = |(number, pool): (usize, &PoolState)| {
             pages.clone().filter(|&page| is_held(number, page)).count() as u64 * pool.form.page_bytes
@@ -336,10 +338,10 @@ impl View {
             let writer = Writer { inner: &inner, state: &state, pools: &pools, engine, zstd_level, deadline };
             let slots = as_slices(&owned.slots);
             let bound = staging.bind(&pools).map_err(io::Error::other)?;
-            Ok(writer.write_unit(&owned.chain(&slots), &bound, pages))
+            Ok(writer.write_pages(&owned.chain(&slots), &bound, pages))
         });
         let written = match batch.next(deadline) {
-            Some((_, Ok(written))) => written,
+            Some((_, Ok(written))) => Ok(written),
             Some((_, Err(error))) => Err(Refusal::from_error(Error::new(
                 crate::ErrorKind::Io,
                 format!("a bounced write failed: {error}"),
@@ -350,7 +352,7 @@ impl View {
             }
         };
         self.note_abandoned(batch);
-        if written.is_ok() {
+        if written.as_ref().is_ok_and(|written| written.refused.is_none()) {
             self.inner.counters.add(Counter::BouncedWrites, count as u64);
         }
         written

@@ -95,8 +95,11 @@ pub trait IoEngine: Send + Sync {
     /// Carries out all reads, in any order. Those not started by `deadline` are [`late`].
     fn read_batch(&self, reads: &[Read<'_>], deadline: Option<Instant>, done: ReadDone<'_>);
 
-    /// Carries out all writes, in any order; the first error is returned after all have ended. Those not started by
-    /// `deadline` are [`late`].
+    /// To how many files at once it is worth writing.
+    fn lanes(&self) -> usize;
+
+    /// Carries out all writes, in any order; the first error is returned after all that were begun have ended. Those not
+    /// started by `deadline` are [`late`].
     fn write_batch(
         &self,
         writes: &[Write<'_>],
@@ -127,6 +130,9 @@ pub trait IoHook: Send + Sync {
     /// Looks at a transfer; may block.
     fn before(&self, call: IoCall<'_>) -> io::Result<()>;
 }
+
+/// Most files that one batch is written to at once: each is a segment that is kept open.
+const MOST_LANES: usize = 4;
 
 /// Opens files and does single transfers, direct where asked for and possible, buffered otherwise.
 pub struct Transfers {
@@ -343,6 +349,12 @@ impl Transfers {
                 }),
             }
         })
+    }
+
+    /// Whether one write would wait for the other: the kernel lets in one at a time to a file through the page cache, and
+    /// has others spin on a core each.
+    fn excludes(&self, one: &Write<'_>, other: &Write<'_>) -> bool {
+        std::ptr::eq(one.file, other.file) && (self.mode() != IoMode::Direct || one.file.direct.is_none())
     }
 
     fn write_direct(
@@ -577,20 +589,34 @@ impl IoEngine for ThreadEngine {
         });
     }
 
+    fn lanes(&self) -> usize {
+        self.workers.current_num_threads().min(MOST_LANES)
+    }
+
     fn write_batch(
         &self,
         writes: &[Write<'_>],
         deadline: Option<Instant>,
         prepare: WritePrepare<'_>,
     ) -> io::Result<()> {
-        if let [write] = writes {
-            return self.transfers.carry_out_write(0, write, deadline, prepare);
+        let with_first = |end: &mut usize, writes| {
+            *end += <[Write<'_>]>::len(writes);
+            Some((*end - writes.len(), writes))
+        };
+        let stretches: Vec<(usize, &[Write<'_>])> =
+            writes.chunk_by(|one, next| self.transfers.excludes(one, next)).scan(0, with_first).collect();
+        let one_after_the_other = |&(first, writes): &(usize, &[Write<'_>])| {
+            let mut writes = (first..).zip(writes);
+            writes.try_for_each(|(index, write)| {
+                self.transfers.carry_out_write(index, write, deadline, prepare)
+            })
+        };
+        if let [all] = &*stretches {
+            return one_after_the_other(all); // not worth waking a thread
         }
         self.workers.install(|| {
-            let one = |(index, write): (usize, &Write<'_>)| {
-                self.transfers.carry_out_write(index, write, deadline, prepare)
-            };
-            let ended: Vec<io::Result<()>> = writes.par_iter().with_max_len(1).enumerate().map(one).collect();
+            let ended: Vec<io::Result<()>> =
+                stretches.par_iter().with_max_len(1).map(one_after_the_other).collect();
             ended.into_iter().collect()
         })
     }
@@ -617,6 +643,10 @@ impl IoEngine for InlineEngine {
         for (index, read) in reads.iter().enumerate() {
             self.transfers.carry_out_read(index, read, deadline, done);
         }
+    }
+
+    fn lanes(&self) -> usize {
+        1
     }
 
     fn write_batch(

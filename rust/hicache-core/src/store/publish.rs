@@ -1,4 +1,4 @@
-//! Publishing a unit: room first, then payload, directory and frame, in this order.
+//! Publishing units: room first, then payload, directory and frame, in this order.
 
 use std::io;
 use std::ops::Range;
@@ -21,6 +21,9 @@ use crate::store::segment_writer::Reservation;
 /// Pages from this size on start at multiples of the direct I/O alignment.
 const LARGE_PAGE_BYTES: u64 = hicache_sys::DIRECT_ALIGNMENT as u64;
 
+/// From so many bytes on, the blocks of a unit are taken before it is written: all together they cost less than one by one.
+const AHEAD_BYTES: u64 = 1 << 20;
+
 /// A unit is written again after each `clear` that takes it away while it is published, this often at most.
 const MOST_CLEARS: u32 = 16;
 
@@ -30,14 +33,36 @@ pub(crate) struct UnitPlan {
     pub(crate) runs: Vec<Run>,
     /// Bytes of the whole unit.
     pub(crate) bytes: u64,
-    /// When its pages were recorded, ns since 1970; `None`: now.
-    pub(crate) written_ns: Option<u64>,
-    /// The only generation that its pages may be published in; `None`: the present one, whichever that is.
-    pub(crate) generation: Option<u64>,
-    /// It is not published after this, nor room waited for.
-    pub(crate) deadline: Option<Instant>,
     alignment: u64,
     directory_offset: u64,
+}
+
+/// A unit whose payload is to be written.
+pub(crate) struct Payload<'a> {
+    /// Its runs, of which what is learned about blocks is filled in.
+    pub(crate) runs: &'a mut [Run],
+    /// Where it goes.
+    pub(crate) room: &'a Reservation,
+}
+
+/// Units whose payload is written side by side, and which are told of one after the other.
+pub(crate) struct Publication {
+    /// The units, in the order in which they are told of.
+    pub(crate) units: Vec<UnitPlan>,
+    /// When their pages were recorded, ns since 1970; `None`: now.
+    pub(crate) written_ns: Option<u64>,
+    /// The only generation that their pages may be published in; `None`: the present one, whichever that is.
+    pub(crate) generation: Option<u64>,
+    /// Nothing is published after this, nor room waited for.
+    pub(crate) deadline: Option<Instant>,
+}
+
+/// Why not all units were published.
+pub(crate) struct Unpublished {
+    /// Units that were, from the first one on.
+    pub(crate) published: usize,
+    /// Why the next one was not.
+    pub(crate) refused: Refused,
 }
 
 impl UnitPlan {
@@ -57,74 +82,12 @@ impl UnitPlan {
         }
         let directory_offset = position.next_multiple_of(DIRECTORY_ALIGNMENT);
         let bytes = (directory_offset + directory_bytes(&runs)).next_multiple_of(alignment);
-        UnitPlan {
-            runs,
-            bytes,
-            written_ns: None,
-            generation: None,
-            deadline: None,
-            alignment,
-            directory_offset,
-        }
+        UnitPlan { runs, bytes, alignment, directory_offset }
     }
 
-    /// Writes the unit and tells everybody. `write_payload` writes the payload, and fills in what it learns about
-    /// blocks on the way; it is called again when the disk was full and room was made. On failure nobody learns of
-    /// the unit, and its room goes back.
-    pub(crate) fn publish(
-        self,
-        inner: &Inner,
-        state: &NamespaceState,
-        write_payload: impl FnMut(&mut [Run], &Reservation) -> io::Result<()>,
-    ) -> Result<(), Refused> {
-        let mut unit = self;
-        let mut write_payload = write_payload;
-        for _ in 0..MOST_CLEARS {
-            let published = unit.try_publish(inner, state, &mut write_payload);
-            let generation = published.map_err(|refused| refused.explained(&inner.paths))?;
-            if state.index().generation() == generation || unit.generation.is_some() {
-                return Ok(());
-            }
-            // A `clear` came between: it took the unit with it, and what is stored after a clear stays.
-        }
-        Err(Refused::Busy)
-    }
-
-    /// The generation in which the unit was published. What it knows of the namespace is as of after that.
-    fn try_publish(
-        &mut self,
-        inner: &Inner,
-        state: &NamespaceState,
-        write_payload: &mut impl FnMut(&mut [Run], &Reservation) -> io::Result<()>,
-    ) -> Result<u64, Refused> {
-        // Who takes room must be known as alive, so that nobody takes the room for a dead process's.
-        inner.announce()?;
-        let frame_bytes = inner.journal_growth(self.frame_bytes())?;
-        let charge = state.writer.most_growth(self.bytes) + frame_bytes;
-        let mut room = room::take(inner, charge, self.deadline)?;
-        let mut published = self.write(inner, state, frame_bytes, &mut room, write_payload);
-        if let Err(error) = &published
-            && room::is_no_space(error)
-        {
-            // The disk is fuller than its free space said.
-            room.give_back();
-            room::make(inner, charge, error);
-            room = room::take(inner, charge, self.deadline)?;
-            published = self.write(inner, state, frame_bytes, &mut room, write_payload);
-        }
-        inner.tell_sealed(state);
-        match published {
-            Ok(generation) => {
-                drop(room);
-                // It is published, whether this process learns of it now or with the next look.
-                state.refresh_within(&inner.counters, inner.device.clock.left(self.deadline));
-                Ok(generation)
-            }
-            Err(error) => {
-                room.give_back();
-                Err(Refused::Io(error))
-            }
-        }
+    /// Runs of which nobody knows what comes before them.
+    pub(crate) fn unknown_parents(&self) -> usize {
+        self.runs.iter().filter(|run| run.parent == Parent::Unknown).count()
     }
 
     /// Bytes of the records of its frame.
@@ -132,32 +95,146 @@ impl UnitPlan {
         let of_run = |run: &Run| 16 * run.entries.len() as u64 + 56 + Form::ENCODED_BYTES as u64;
         64 + self.runs.iter().map(of_run).sum::<u64>()
     }
+}
+
+impl Publication {
+    /// Units to be published now, as long as it takes.
+    pub(crate) fn new(units: Vec<UnitPlan>) -> Publication {
+        Publication { units, written_ns: None, generation: None, deadline: None }
+    }
+
+    /// Writes the units and tells everybody. `write_payload` writes the payload of all that it is given; it is called
+    /// again when the disk was full and room was made. Nobody learns of a unit that failed, nor of those behind it, and
+    /// their room goes back.
+    pub(crate) fn publish(
+        mut self,
+        inner: &Inner,
+        state: &NamespaceState,
+        mut write_payload: impl FnMut(&mut [Payload<'_>]) -> io::Result<()>,
+    ) -> Result<(), Unpublished> {
+        let mut published = 0;
+        for _ in 0..MOST_CLEARS {
+            let generation = self
+                .try_publish(inner, state, &mut published, &mut write_payload)
+                .map_err(|refused| Unpublished { published, refused: refused.explained(&inner.paths) })?;
+            if state.index().generation() == generation || self.generation.is_some() {
+                return Ok(());
+            }
+            // A `clear` came between: it took the units with it, and what is stored after a clear stays.
+            published = 0;
+        }
+        Err(Unpublished { published: 0, refused: Refused::Busy })
+    }
+
+    /// The generation in which the units were published. What it knows of the namespace is as of after that.
+    fn try_publish(
+        &mut self,
+        inner: &Inner,
+        state: &NamespaceState,
+        published: &mut usize,
+        write_payload: &mut impl FnMut(&mut [Payload<'_>]) -> io::Result<()>,
+    ) -> Result<u64, Refused> {
+        // Who takes room must be known as alive, so that nobody takes the room for a dead process's.
+        inner.announce()?;
+        let frames_bytes = inner.journal_growth(self.units.iter().map(UnitPlan::frame_bytes).sum())?;
+        let charge =
+            frames_bytes + self.units.iter().map(|unit| state.writer.most_growth(unit.bytes)).sum::<u64>();
+        let mut room = room::take(inner, charge, self.deadline)?;
+        let mut written = self.write(inner, state, frames_bytes, &mut room, published, write_payload);
+        if let Err(error) = &written
+            && room::is_no_space(error)
+            && *published == 0
+        {
+            // The disk is fuller than its free space said.
+            room.give_back();
+            room::make(inner, charge, error);
+            room = room::take(inner, charge, self.deadline)?;
+            written = self.write(inner, state, frames_bytes, &mut room, published, write_payload);
+        }
+        inner.tell_sealed(state);
+        let generation = match written {
+            Ok(generation) => generation,
+            Err(error) => {
+                if *published == 0 {
+                    room.give_back();
+                }
+                return Err(Refused::Io(error));
+            }
+        };
+        drop(room);
+        // It is published, whether this process learns of it now or with the next look.
+        state.refresh_within(&inner.counters, inner.device.clock.left(self.deadline));
+        Ok(generation)
+    }
 
     fn write(
         &mut self,
         inner: &Inner,
         state: &NamespaceState,
-        frame_bytes: u64,
+        frames_bytes: u64,
         taken: &mut Room<'_>,
-        write_payload: &mut impl FnMut(&mut [Run], &Reservation) -> io::Result<()>,
+        published: &mut usize,
+        write_payload: &mut impl FnMut(&mut [Payload<'_>]) -> io::Result<()>,
     ) -> io::Result<u64> {
         let generation = state.index().generation();
         if self.generation.is_some_and(|only| only != generation) {
             return Err(io::Error::other("the namespace was cleared meanwhile"));
         }
-        let next_number = || inner.next_segment_number();
-        let room =
-            state.writer.reserve(&inner.transfers, generation, self.bytes, self.alignment, next_number)?;
-        // Small units share blocks: what this one does not need is for the next.
-        taken.give_back_part(taken.bytes().saturating_sub(room.growth + frame_bytes));
-        let written =
-            write_payload(&mut self.runs, &room).and_then(|()| self.tell(inner, state, &room, generation));
-        let directory = written.is_ok().then_some(room.offset + self.directory_offset);
-        state.writer.finish(&inner.transfers, &room, directory);
-        if written.is_ok() {
-            inner.files.insert(&state.fingerprint, room.segment, Arc::clone(&room.file));
+        let mut rooms: Vec<Reservation> = Vec::with_capacity(self.units.len());
+        let written = self
+            .reserve(inner, state, generation, &mut rooms)
+            .and_then(|()| {
+                // Small units share blocks: what these do not need is for the next.
+                let growth: u64 = rooms.iter().map(|room| room.growth).sum();
+                taken.give_back_part(taken.bytes().saturating_sub(growth + frames_bytes));
+                let mut payloads: Vec<Payload<'_>> = (self.units.iter_mut().zip(&rooms))
+                    .map(|(unit, room)| Payload { runs: &mut unit.runs, room })
+                    .collect();
+                write_payload(&mut payloads)
+            })
+            .and_then(|()| {
+                for (unit, room) in self.units.iter().zip(&rooms) {
+                    self.tell(inner, state, unit, room, generation)?;
+                    *published += 1;
+                }
+                Ok(generation)
+            });
+        for (number, (unit, room)) in self.units.iter().zip(&rooms).enumerate() {
+            let directory = (number < *published).then_some(room.offset + unit.directory_offset);
+            state.writer.finish(&inner.transfers, room, directory);
+            if directory.is_some() {
+                inner.files.insert(&state.fingerprint, room.segment, Arc::clone(&room.file));
+            } else if *published > 0 {
+                taken.give_back_part(room.growth);
+            }
         }
-        written.map(|()| generation)
+        written
+    }
+
+    /// Takes a place for each unit, in a lane each. Those taken before an error are in `rooms`.
+    fn reserve(
+        &self,
+        inner: &Inner,
+        state: &NamespaceState,
+        generation: u64,
+        rooms: &mut Vec<Reservation>,
+    ) -> io::Result<()> {
+        for (lane, unit) in self.units.iter().enumerate() {
+            let next_number = || inner.next_segment_number();
+            let (bytes, alignment) = (unit.bytes, unit.alignment);
+            let room =
+                state.writer.reserve(&inner.transfers, lane, generation, bytes, alignment, next_number)?;
+            rooms.push(room);
+            let room = &rooms[lane];
+            if room.len >= AHEAD_BYTES {
+                match hicache_sys::file::preallocate(room.file.buffered(), room.offset, room.len) {
+                    Err(error) if room::is_no_space(&error) => return Err(error),
+                    // Where the file system cannot do it, blocks are taken as they are written.
+                    Ok(_) | Err(_) => {}
+                }
+            }
+        }
+        Ok(())
     }
 
     fn check_deadline(&self, inner: &Inner) -> io::Result<()> {
@@ -169,42 +246,43 @@ impl UnitPlan {
         &self,
         inner: &Inner,
         state: &NamespaceState,
+        unit: &UnitPlan,
         room: &Reservation,
         generation: u64,
     ) -> io::Result<()> {
         self.check_deadline(inner)?;
-        let directory_offset = room.offset + self.directory_offset;
+        let directory_offset = room.offset + unit.directory_offset;
         let header = DirectoryHeader {
             namespace: state.fingerprint,
             segment: room.segment,
             generation,
             unit_offset: room.offset,
             directory_offset,
-            directory_bytes: directory_bytes(&self.runs),
+            directory_bytes: directory_bytes(&unit.runs),
             written_ns: self.written_ns.unwrap_or_else(crate::store::now_ns),
         };
-        let mut directory = encode_directory(&header, &self.runs);
-        directory.resize((self.bytes - self.directory_offset) as usize, 0);
+        let mut directory = encode_directory(&header, &unit.runs);
+        directory.resize((unit.bytes - unit.directory_offset) as usize, 0);
         inner.transfers.write_small(room.file.path(), room.file.buffered(), &directory, directory_offset)?;
         if inner.options.durable {
             room.file.buffered().sync_data()?;
         }
         // The last moment to take it back: the caller may not wait for it any more.
         self.check_deadline(inner)?;
-        let unit = AddUnit {
+        let add = AddUnit {
             segment: room.segment,
             generation,
             unit_offset: room.offset,
-            unit_bytes: self.bytes,
+            unit_bytes: unit.bytes,
             directory_offset,
             directory_bytes: header.directory_bytes,
         };
-        let keys: Vec<Vec<ShortKey>> = self
+        let keys: Vec<Vec<ShortKey>> = unit
             .runs
             .iter()
             .map(|run| run.entries.iter().map(|entry| short_key(&entry.key)).collect())
             .collect();
-        let places = self.runs.iter().zip(&keys).zip(entries_offsets(&self.runs));
+        let places = unit.runs.iter().zip(&keys).zip(entries_offsets(&unit.runs));
         let runs: Vec<AddRun<'_>> = places
             .map(|((run, keys), entries)| AddRun {
                 form: run.form,
@@ -216,7 +294,7 @@ impl UnitPlan {
                 keys: keys.as_flattened(),
             })
             .collect();
-        let body = encode_add(&unit, &runs);
+        let body = encode_add(&add, &runs);
         inner.say_at(header.written_ns, FrameKind::Add, state.fingerprint, 1, &body)
     }
 }

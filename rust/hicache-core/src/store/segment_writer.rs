@@ -1,4 +1,5 @@
-//! This process's segments of one namespace: room is given out in order, units are written outside the lock.
+//! This process's segments of one namespace: room is given out in order, units are written outside the lock. Units that
+//! are written side by side go to a segment each, one for each lane: a file takes one write at a time.
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -44,7 +45,8 @@ pub struct SegmentWriter {
 
 #[derive(Default)]
 struct State {
-    active: Option<Active>,
+    /// Segments that take units, by lane.
+    active: Vec<Active>,
     /// Segments that take no more units, with some still being written.
     retiring: Vec<Active>,
     /// Segments that were sealed and not told of yet.
@@ -71,11 +73,13 @@ impl SegmentWriter {
         len.next_multiple_of(BLOCK_BYTES) + SEGMENT_HEADER_BYTES + 2 * BLOCK_BYTES
     }
 
-    /// Room for a unit of `generation`: `len` bytes at a multiple of `alignment`, which both are multiples of
-    /// [`DIRECTORY_ALIGNMENT`]. Segments of this process are numbered by `next_number`.
+    /// Room for a unit of `generation` in the segment of a lane: `len` bytes at a multiple of `alignment`, which both are
+    /// multiples of [`DIRECTORY_ALIGNMENT`]. A lane past those in use begins the next one. Segments of this process are
+    /// numbered by `next_number`.
     pub fn reserve(
         &self,
         transfers: &Transfers,
+        lane: usize,
         generation: u64,
         len: u64,
         alignment: u64,
@@ -83,19 +87,22 @@ impl SegmentWriter {
     ) -> io::Result<Reservation> {
         debug_assert!(len.is_multiple_of(alignment) && alignment.is_multiple_of(DIRECTORY_ALIGNMENT));
         let mut state = self.lock();
+        let lane = lane.min(state.active.len());
         let is_over = |active: &Active| {
             let is_full = active.end + len > self.segment_bytes && active.end > SEGMENT_HEADER_BYTES;
             is_full || active.generation != generation
         };
-        if state.active.as_ref().is_some_and(is_over) {
-            state.retire(transfers);
-        }
         let mut growth = 0;
-        if state.active.is_none() {
-            state.active = Some(self.create(transfers, generation, next_number())?);
+        if state.active.get(lane).is_none_or(is_over) {
+            let begun = self.create(transfers, generation, next_number())?;
             growth = SEGMENT_HEADER_BYTES + BLOCK_BYTES;
+            state.active.push(begun);
+            if lane + 1 < state.active.len() {
+                let over = state.active.swap_remove(lane);
+                state.retire(transfers, [over]);
+            }
         }
-        let Some(active) = &mut state.active else { unreachable!("filled above") };
+        let active = &mut state.active[lane];
         let offset = active.end.next_multiple_of(alignment);
         growth += (offset + len).next_multiple_of(BLOCK_BYTES) - active.end.next_multiple_of(BLOCK_BYTES);
         let reservation =
@@ -133,17 +140,19 @@ impl SegmentWriter {
         state.seal_retired(transfers);
     }
 
-    /// Ends the active segment if it is of a generation before `generation`: nothing more goes there.
+    /// Ends the active segments that are of a generation before `generation`: nothing more goes there.
     pub fn retire_before(&self, transfers: &Transfers, generation: u64) {
         let mut state = self.lock();
-        if state.active.as_ref().is_some_and(|active| active.generation < generation) {
-            state.retire(transfers);
-        }
+        let over: Vec<Active> =
+            state.active.extract_if(.., |active| active.generation < generation).collect();
+        state.retire(transfers, over);
     }
 
-    /// Ends the active segment.
+    /// Ends the active segments.
     pub fn close(&self, transfers: &Transfers) {
-        self.lock().retire(transfers);
+        let mut state = self.lock();
+        let over = std::mem::take(&mut state.active);
+        state.retire(transfers, over);
     }
 
     /// Segments that were sealed since the last call, to be told to all.
@@ -171,8 +180,8 @@ impl SegmentWriter {
 }
 
 impl State {
-    fn retire(&mut self, transfers: &Transfers) {
-        self.retiring.extend(self.active.take());
+    fn retire(&mut self, transfers: &Transfers, over: impl IntoIterator<Item = Active>) {
+        self.retiring.extend(over);
         self.seal_retired(transfers);
     }
 

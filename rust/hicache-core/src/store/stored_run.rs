@@ -7,9 +7,8 @@ use crate::format::directory::{Entry, Parent, ReadRun, Run, UNKNOWN_DEPTH};
 use crate::namespace::Fingerprint;
 use crate::store::Inner;
 use crate::store::namespace_state::NamespaceState;
-use crate::store::publish::UnitPlan;
+use crate::store::publish::{Payload, Publication, UnitPlan};
 use crate::store::room::Refused;
-use crate::store::segment_writer::Reservation;
 
 /// Whether every block of `stored`, the bytes of an entry, verifies.
 pub(crate) fn is_whole(namespace: &Fingerprint, run: &Run, entry: &Entry, stored: &[u8]) -> bool {
@@ -78,14 +77,17 @@ pub(crate) fn publish(
 ) -> Result<(), Refused> {
     let (runs, payloads): (Vec<Run>, Vec<Vec<u8>>) =
         stretches.into_iter().map(|stretch| (stretch.run, stretch.payload)).unzip();
-    let mut plan = UnitPlan::new(runs);
-    plan.written_ns = origin.map(|origin| origin.written_ns);
-    plan.generation = origin.map(|origin| origin.generation);
-    plan.publish(inner, state, |runs: &mut [Run], room: &Reservation| {
-        for (run, payload) in runs.iter().zip(&payloads) {
-            let offset = room.offset + run.payload_offset;
-            inner.transfers.write_small(room.file.path(), room.file.buffered(), payload, offset)?;
+    let mut publication = Publication::new(vec![UnitPlan::new(runs)]);
+    publication.written_ns = origin.map(|origin| origin.written_ns);
+    publication.generation = origin.map(|origin| origin.generation);
+    let write_payload = |units: &mut [Payload<'_>]| {
+        for Payload { runs, room } in units {
+            for (run, payload) in runs.iter().zip(&payloads) {
+                let offset = room.offset + run.payload_offset;
+                inner.transfers.write_small(room.file.path(), room.file.buffered(), payload, offset)?;
+            }
         }
         Ok(())
-    })
+    };
+    publication.publish(inner, state, write_payload).map_err(|unpublished| unpublished.refused)
 }

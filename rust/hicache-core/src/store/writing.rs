@@ -22,7 +22,7 @@ use crate::store::counters::Counter;
 use crate::store::io::{IoEngine, Write, gather, is_late, late};
 use crate::store::landing::Landing;
 use crate::store::namespace_state::NamespaceState;
-use crate::store::publish::{UnitPlan, consecutive};
+use crate::store::publish::{Payload, Publication, UnitPlan, Unpublished, consecutive};
 use crate::store::room::Refused;
 use crate::store::segment_writer::Reservation;
 use crate::store::view::{BoundMemory, PoolState};
@@ -37,8 +37,26 @@ pub(crate) struct Chain<'a> {
     pub(crate) start: ChainStart,
 }
 
-/// Raw and stored bytes of a unit, or why it was not published.
-pub(crate) type Written = std::result::Result<(u64, u64), Refusal>;
+/// Units that are written side by side have at least so many raw bytes.
+const LANE_BYTES: u64 = 4 << 20;
+
+/// What became of pages that were to be written.
+#[derive(Default)]
+pub(crate) struct Written {
+    /// Raw bytes of the objects published.
+    pub(crate) raw_bytes: u64,
+    /// Bytes that their units take.
+    pub(crate) stored_bytes: u64,
+    /// The first page that was not published, and why.
+    pub(crate) refused: Option<(usize, Refusal)>,
+}
+
+impl Written {
+    /// None of the pages from `first` on.
+    pub(crate) fn refused(first: usize, refusal: Refusal) -> Written {
+        Written { refused: Some((first, refusal)), ..Written::default() }
+    }
+}
 
 /// Writes pages of one namespace.
 pub(crate) struct Writer<'a> {
@@ -51,6 +69,14 @@ pub(crate) struct Writer<'a> {
     pub(crate) zstd_level: i32,
     /// Nothing is written that was not begun by then, and nothing published.
     pub(crate) deadline: Option<Instant>,
+}
+
+/// Pages that become one unit.
+struct UnitPages<'v, 'm> {
+    pages: Range<usize>,
+    plans: Vec<RunPlan<'v, 'm>>,
+    /// Stored bytes of each page of each run, where they are compressed.
+    compressed: Option<Vec<Vec<Vec<u8>>>>,
 }
 
 /// Pages of one pool that go into one run.
@@ -89,54 +115,96 @@ impl Writer<'_> {
         pools.all(|(pool, _)| pool.coverage(&index).walk(&index).has(&chain.keys[before]))
     }
 
-    /// Writes and publishes the missing objects of some pages. Raw and stored bytes.
-    pub(crate) fn write_unit(
+    /// Writes and publishes the missing objects of some pages: much of it as several units, side by side.
+    pub(crate) fn write_pages(
         &self,
         chain: &Chain<'_>,
         memory: &[BoundMemory<'_>],
         pages: Range<usize>,
     ) -> Written {
-        let mut plans = Vec::new();
-        for ((pool, memory), missing) in self.pools.iter().zip(memory).zip(chain.missing) {
-            for pages in consecutive(missing, pages.clone()) {
-                let landing =
-                    pool.landing(&pool.form, &pool.spec.tile, memory).map_err(Refusal::from_error)?;
-                plans.push(RunPlan { pool, memory, landing, pages });
+        self.try_write_pages(chain, memory, pages.clone())
+            .unwrap_or_else(|refusal| Written::refused(pages.start, refusal))
+    }
+
+    fn try_write_pages(
+        &self,
+        chain: &Chain<'_>,
+        memory: &[BoundMemory<'_>],
+        pages: Range<usize>,
+    ) -> std::result::Result<Written, Refusal> {
+        let (mut parts, mut units) = (Vec::new(), Vec::new());
+        for pages in self.lanes(chain, pages.clone()) {
+            let mut plans = Vec::new();
+            for ((pool, memory), missing) in self.pools.iter().zip(memory).zip(chain.missing) {
+                for pages in consecutive(missing, pages.clone()) {
+                    let landing =
+                        pool.landing(&pool.form, &pool.spec.tile, memory).map_err(Refusal::from_error)?;
+                    plans.push(RunPlan { pool, memory, landing, pages });
+                }
             }
+            let mut runs: Vec<Run> = plans.iter().map(|plan| plan.run(chain.keys, chain.start)).collect();
+            let compressed = match self.zstd_level {
+                0 => None,
+                level => Some(
+                    self.compress(&plans, &mut runs, level)
+                        .map_err(|error| Refusal::from(Refused::Io(error)))?,
+                ),
+            };
+            parts.push(UnitPages { pages, plans, compressed });
+            units.push(UnitPlan::new(runs));
         }
-        let mut runs: Vec<Run> = plans.iter().map(|plan| plan.run(chain.keys, chain.start)).collect();
-        let compressed = match self.zstd_level {
-            0 => None,
-            level => Some(
-                self.compress(&plans, &mut runs, level).map_err(|error| Refusal::from(Refused::Io(error)))?,
-            ),
-        };
-        let unknown = runs.iter().filter(|run| run.parent == Parent::Unknown).count();
-        let raw_bytes = plans.iter().map(|plan| plan.pages.len() as u64 * plan.pool.form.page_bytes).sum();
-        let mut unit = UnitPlan::new(runs);
-        unit.deadline = self.deadline;
-        let stored_bytes = unit.bytes;
-        unit.publish(self.inner, self.state, |runs, room| {
+        let stored_bytes: Vec<u64> = units.iter().map(|unit| unit.bytes).collect();
+        let unknown: Vec<usize> = units.iter().map(UnitPlan::unknown_parents).collect();
+        let mut publication = Publication::new(units);
+        publication.deadline = self.deadline;
+        let ended = publication.publish(self.inner, self.state, |payloads| {
             // Room was made by now, perhaps of what comes before.
             if !self.has_parent(chain, pages.start) {
                 return Err(io::Error::other(Displaced));
             }
-            match &compressed {
-                Some(stored) => self.write_compressed(runs, stored, room),
-                None => self.write_straight(&plans, runs, room),
+            match self.zstd_level {
+                0 => self.write_straight(&parts, payloads),
+                _ => self.write_compressed(&parts, payloads),
             }
-        })?;
+        });
+        let (published, refused) = match ended {
+            Ok(()) => (parts.len(), None),
+            Err(Unpublished { published, refused }) => {
+                (published, Some((parts[published].pages.start, Refusal::from(refused))))
+            }
+        };
+        let unknown: usize = unknown[..published].iter().sum();
         self.inner.counters.add(Counter::BackupUnknownParent, unknown as u64);
-        Ok((raw_bytes, stored_bytes))
+        Ok(Written {
+            raw_bytes: parts[..published].iter().map(UnitPages::raw_bytes).sum(),
+            stored_bytes: stored_bytes[..published].iter().sum(),
+            refused,
+        })
+    }
+
+    /// Cuts pages into parts of about the same bytes, as many as it is worth writing side by side.
+    fn lanes(&self, chain: &Chain<'_>, pages: Range<usize>) -> Vec<Range<usize>> {
+        let missing_bytes = |page: usize| -> u64 {
+            let of_pool = |(pool, missing): (&PoolState, &Vec<bool>)| {
+                if missing[page] { pool.form.page_bytes } else { 0 }
+            };
+            self.pools.iter().zip(chain.missing).map(of_pool).sum()
+        };
+        let all: u64 = pages.clone().map(missing_bytes).sum();
+        let lanes = (all / LANE_BYTES).clamp(1, self.engine.lanes() as u64);
+        let (mut parts, mut start, mut bytes) = (Vec::new(), pages.start, 0);
+        for page in pages.clone() {
+            bytes += missing_bytes(page);
+            if bytes * lanes >= all * (parts.len() as u64 + 1) && bytes > 0 {
+                parts.push(start..page + 1);
+                start = page + 1;
+            }
+        }
+        parts
     }
 
     /// Writes raw pages from where they are, each chunk right after its checksums while it is in cache.
-    fn write_straight(
-        &self,
-        plans: &[RunPlan<'_, '_>],
-        runs: &mut [Run],
-        room: &Reservation,
-    ) -> io::Result<()> {
+    fn write_straight(&self, parts: &[UnitPages<'_, '_>], payloads: &mut [Payload<'_>]) -> io::Result<()> {
         struct Chunk<'c> {
             run: usize,
             pages: Range<usize>,
@@ -145,6 +213,11 @@ impl Writer<'_> {
         }
         let mut chunks: Vec<Chunk<'_>> = Vec::new();
         let mut writes = Vec::new();
+        let plans: Vec<&RunPlan<'_, '_>> = parts.iter().flat_map(|part| &part.plans).collect();
+        let mut runs: Vec<(&mut Run, &Reservation)> = payloads
+            .iter_mut()
+            .flat_map(|Payload { runs, room }| runs.iter_mut().map(|run| (run, *room)))
+            .collect();
         for (run, plan) in plans.iter().enumerate() {
             let form = &plan.pool.form;
             for (pages, bytes) in cut(form, plan.pages.len(), 0..form.page_bytes) {
@@ -153,7 +226,8 @@ impl Writer<'_> {
                     let slot = plan.memory.slots[plan.pages.start + page] as u64;
                     plan.landing.pieces(bytes.clone(), slot, &plan.memory.regions, &mut pieces);
                 }
-                let first = runs[run].payload_offset + pages.start as u64 * form.page_bytes + bytes.start;
+                let (in_unit, room) = &runs[run];
+                let first = in_unit.payload_offset + pages.start as u64 * form.page_bytes + bytes.start;
                 writes.push(Write {
                     file: &room.file,
                     offset: room.offset + first,
@@ -165,13 +239,13 @@ impl Writer<'_> {
         }
         let checksums: Vec<Vec<AtomicU64>> = runs
             .iter()
-            .map(|run| {
+            .map(|(run, _)| {
                 (0..run.entries.len() * run.form.blocks() as usize).map(|_| AtomicU64::new(0)).collect()
             })
             .collect();
         let seeds: Vec<Vec<u64>> = runs
             .iter()
-            .map(|run| {
+            .map(|(run, _)| {
                 run.entries.iter().map(|entry| run.form.seed(&self.state.fingerprint, &entry.key)).collect()
             })
             .collect();
@@ -211,7 +285,7 @@ impl Writer<'_> {
             }
             Ok(())
         })?;
-        for (run, checksums) in runs.iter_mut().zip(checksums) {
+        for ((run, _), checksums) in runs.iter_mut().zip(checksums) {
             let form = run.form;
             let blocks = form.blocks() as usize;
             for (page, entry) in run.entries.iter_mut().enumerate() {
@@ -260,16 +334,18 @@ impl Writer<'_> {
         Ok(compressed)
     }
 
-    fn write_compressed(&self, runs: &[Run], stored: &[Vec<Vec<u8>>], room: &Reservation) -> io::Result<()> {
+    fn write_compressed(&self, parts: &[UnitPages<'_, '_>], payloads: &[Payload<'_>]) -> io::Result<()> {
         let mut sources = Vec::new();
         let mut writes = Vec::new();
-        for (run, pages) in runs.iter().zip(stored) {
-            for (entry, stored) in run.entries.iter().zip(pages) {
-                let mut offset = room.offset + entry.payload_offset;
-                for part in stored.chunks(CHUNK_BYTES as usize) {
-                    writes.push(Write { file: &room.file, offset, len: part.len() as u64, from: None });
-                    sources.push(part);
-                    offset += part.len() as u64;
+        for (part, Payload { runs, room }) in parts.iter().zip(payloads) {
+            for (run, pages) in runs.iter().zip(part.compressed.iter().flatten()) {
+                for (entry, stored) in run.entries.iter().zip(pages) {
+                    let mut offset = room.offset + entry.payload_offset;
+                    for chunk in stored.chunks(CHUNK_BYTES as usize) {
+                        writes.push(Write { file: &room.file, offset, len: chunk.len() as u64, from: None });
+                        sources.push(chunk);
+                        offset += chunk.len() as u64;
+                    }
                 }
             }
         }
@@ -277,6 +353,12 @@ impl Writer<'_> {
             scratch.copy_from_slice(sources[index]);
             Ok(())
         })
+    }
+}
+
+impl UnitPages<'_, '_> {
+    fn raw_bytes(&self) -> u64 {
+        self.plans.iter().map(|plan| plan.pages.len() as u64 * plan.pool.form.page_bytes).sum()
     }
 }
 
