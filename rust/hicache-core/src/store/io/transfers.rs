@@ -1,138 +1,26 @@
-//! Payload I/O behind one small trait: batches of reads and writes, each finished where it lands.
+//! Single transfers: through the page cache, or past it where that is asked for and possible.
 
 use std::cell::RefCell;
 use std::fs::File;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Instant;
 
 use hicache_sys::file::{self, Access, Piece};
 use hicache_sys::{AlignedBuffer, DIRECT_ALIGNMENT};
-use rayon::prelude::*;
 use twox_hash::XxHash3_64;
 
+#[cfg(feature = "testing")]
+use super::{IoCall, IoHook};
+use super::{Read, ReadDone, SegmentFile, Way, Write, WritePrepare, guarded, late};
 use crate::store::clock::Clock;
 use crate::store::counters::{Counter, Counters};
 use crate::store::device_health::DeviceHealth;
 use crate::store::notices::{Level, Notices};
 use crate::store::options::IoMode;
 use crate::store::page_cache::PageCache;
-
-/// A segment as it is read and written: through the page cache, and past it where that is asked for.
-pub struct SegmentFile {
-    path: PathBuf,
-    buffered: File,
-    direct: Option<File>,
-    /// Tells the file from others in this process.
-    number: u64,
-}
-
-impl SegmentFile {
-    /// The descriptor that goes through the page cache.
-    pub fn buffered(&self) -> &File {
-        &self.buffered
-    }
-
-    /// Path at opening, for messages.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-}
-
-/// One read of a batch.
-pub struct Read<'a> {
-    /// From where.
-    pub file: &'a SegmentFile,
-    /// First byte in the file.
-    pub offset: u64,
-    /// Bytes.
-    pub len: u64,
-    /// Where the bytes land: pieces of that many bytes in all, or `None` for a scratch buffer.
-    pub into: Option<Vec<Piece<'a>>>,
-    /// Through the page cache, or past it.
-    pub way: Way,
-}
-
-/// Through the page cache, or past it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
-    /// Through it in any mode: small things, which are written through it.
-    Cache,
-    /// As the mode says; through it where that is left to the store: other processes of this host read the same.
-    Shared,
-    /// As the mode says.
-    Payload,
-}
-
-/// One write of a batch.
-pub struct Write<'a> {
-    /// To where.
-    pub file: &'a SegmentFile,
-    /// First byte in the file.
-    pub offset: u64,
-    /// Bytes.
-    pub len: u64,
-    /// Where the bytes are: pieces of that many bytes in all, or `None` for a scratch buffer that `prepare` fills.
-    pub from: Option<Vec<Piece<'a>>>,
-}
-
-/// Called when a read has ended, on the thread that ended it, with the scratch bytes (none when they landed
-/// in pieces).
-pub type ReadDone<'a> = &'a (dyn Fn(usize, io::Result<&[u8]>) + Sync);
-
-/// Called before a write, on the thread that will write, with the scratch bytes to fill (none when they come
-/// from pieces).
-pub type WritePrepare<'a> = &'a (dyn Fn(usize, &mut [u8]) -> io::Result<()> + Sync);
-
-/// Carries out batches of payload I/O. A call returns when every request of it has ended: nothing is in flight
-/// into or out of the caller's memory afterwards.
-pub trait IoEngine: Send + Sync {
-    /// What it is, for `stat` and the start-up line.
-    fn name(&self) -> String;
-
-    /// Carries out all reads, in any order. Those not started by `deadline` are [`late`].
-    fn read_batch(&self, reads: &[Read<'_>], deadline: Option<Instant>, done: ReadDone<'_>);
-
-    /// To how many files at once it is worth writing.
-    fn lanes(&self) -> usize;
-
-    /// Carries out all writes, in any order; the first error is returned after all that were begun have ended. Those not
-    /// started by `deadline` are [`late`].
-    fn write_batch(
-        &self,
-        writes: &[Write<'_>],
-        deadline: Option<Instant>,
-        prepare: WritePrepare<'_>,
-    ) -> io::Result<()>;
-}
-
-/// What a fault hook may see and refuse.
-#[cfg(feature = "testing")]
-#[derive(Debug, Clone, Copy)]
-pub struct IoCall<'a> {
-    /// A write, else a read.
-    pub is_write: bool,
-    /// Past the page cache.
-    pub is_direct: bool,
-    /// The file.
-    pub path: &'a Path,
-    /// First byte in the file.
-    pub offset: u64,
-    /// Bytes.
-    pub len: u64,
-}
-
-/// Sees every payload, directory and journal transfer before it happens; an error is returned instead of it.
-#[cfg(feature = "testing")]
-pub trait IoHook: Send + Sync {
-    /// Looks at a transfer; may block.
-    fn before(&self, call: IoCall<'_>) -> io::Result<()>;
-}
-
-/// Most files that one batch is written to at once: each is a segment that is kept open.
-const MOST_LANES: usize = 4;
 
 /// Opens files and does single transfers, direct where asked for and possible, buffered otherwise.
 pub struct Transfers {
@@ -177,7 +65,7 @@ impl Transfers {
     }
 
     /// The mode in words, for `stat` and the start-up line.
-    fn mode_name(&self) -> &'static str {
+    pub(super) fn mode_name(&self) -> &'static str {
         match self.mode() {
             IoMode::Auto => "auto (reads direct where the page cache has nothing)",
             mode => mode.name(),
@@ -353,7 +241,7 @@ impl Transfers {
 
     /// Whether one write would wait for the other: the kernel lets in one at a time to a file through the page cache, and
     /// has others spin on a core each.
-    fn excludes(&self, one: &Write<'_>, other: &Write<'_>) -> bool {
+    pub(super) fn excludes(&self, one: &Write<'_>, other: &Write<'_>) -> bool {
         std::ptr::eq(one.file, other.file) && (self.mode() != IoMode::Direct || one.file.direct.is_none())
     }
 
@@ -475,53 +363,14 @@ fn invalid(error: hicache_sys::OutOfBounds) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, error)
 }
 
-/// What was not started before its deadline.
-#[derive(Debug)]
-struct Late;
-
-impl std::fmt::Display for Late {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("the deadline had passed")
-    }
-}
-
-impl std::error::Error for Late {}
-
-/// The error of what was not started before its deadline. No device gives it.
-pub(crate) fn late() -> io::Error {
-    io::Error::new(io::ErrorKind::TimedOut, Late)
-}
-
-/// Whether this is [`late`].
-pub(crate) fn is_late(error: &io::Error) -> bool {
-    error.get_ref().is_some_and(|source| source.is::<Late>())
-}
-
-/// A panic while a transfer was carried out: a fault of this program, which says nothing about the object.
-#[derive(Debug)]
-pub struct Panicked(String);
-
-impl std::fmt::Display for Panicked {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "a transfer panicked: {}", self.0)
-    }
-}
-
-impl std::error::Error for Panicked {}
-
-/// A panic ends the one transfer that it came from; the thread and all other transfers go on.
-pub(crate) fn guarded<T>(work: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
-    // What a panic leaves behind is scratch memory and locks that are taken again when poisoned.
-    let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
-    ended.unwrap_or_else(|payload| {
-        let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
-        let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
-        Err(io::Error::other(Panicked(text.unwrap_or_else(|| "no message".into()))))
-    })
-}
-
 impl Transfers {
-    fn carry_out_read(&self, index: usize, read: &Read<'_>, deadline: Option<Instant>, done: ReadDone<'_>) {
+    pub(super) fn carry_out_read(
+        &self,
+        index: usize,
+        read: &Read<'_>,
+        deadline: Option<Instant>,
+        done: ReadDone<'_>,
+    ) {
         let whole = guarded(|| {
             self.read(index, read, deadline, done);
             Ok(())
@@ -545,7 +394,7 @@ impl Transfers {
         }
     }
 
-    fn carry_out_write(
+    pub(super) fn carry_out_write(
         &self,
         index: usize,
         write: &Write<'_>,
@@ -556,106 +405,5 @@ impl Transfers {
             return Err(late());
         }
         guarded(|| self.write(index, write, prepare))
-    }
-}
-
-/// A pool of threads that call `preadv` and `pwritev`.
-pub struct ThreadEngine {
-    transfers: Arc<Transfers>,
-    workers: Arc<rayon::ThreadPool>,
-}
-
-impl ThreadEngine {
-    /// An engine on these threads.
-    pub fn new(transfers: Arc<Transfers>, workers: Arc<rayon::ThreadPool>) -> Self {
-        ThreadEngine { transfers, workers }
-    }
-}
-
-impl IoEngine for ThreadEngine {
-    fn name(&self) -> String {
-        format!("{}, {} threads", self.transfers.mode_name(), self.workers.current_num_threads())
-    }
-
-    fn read_batch(&self, reads: &[Read<'_>], deadline: Option<Instant>, done: ReadDone<'_>) {
-        if let [read] = reads {
-            return self.transfers.carry_out_read(0, read, deadline, done); // not worth waking a thread
-        }
-        self.workers.install(|| {
-            let one = |(index, read): (usize, &Read<'_>)| {
-                self.transfers.carry_out_read(index, read, deadline, done);
-            };
-            reads.par_iter().with_max_len(1).enumerate().for_each(one);
-        });
-    }
-
-    fn lanes(&self) -> usize {
-        self.workers.current_num_threads().min(MOST_LANES)
-    }
-
-    fn write_batch(
-        &self,
-        writes: &[Write<'_>],
-        deadline: Option<Instant>,
-        prepare: WritePrepare<'_>,
-    ) -> io::Result<()> {
-        let with_first = |end: &mut usize, writes| {
-            *end += <[Write<'_>]>::len(writes);
-            Some((*end - writes.len(), writes))
-        };
-        let stretches: Vec<(usize, &[Write<'_>])> =
-            writes.chunk_by(|one, next| self.transfers.excludes(one, next)).scan(0, with_first).collect();
-        let one_after_the_other = |&(first, writes): &(usize, &[Write<'_>])| {
-            let mut writes = (first..).zip(writes);
-            writes.try_for_each(|(index, write)| {
-                self.transfers.carry_out_write(index, write, deadline, prepare)
-            })
-        };
-        if let [all] = &*stretches {
-            return one_after_the_other(all); // not worth waking a thread
-        }
-        self.workers.install(|| {
-            let ended: Vec<io::Result<()>> =
-                stretches.par_iter().with_max_len(1).map(one_after_the_other).collect();
-            ended.into_iter().collect()
-        })
-    }
-}
-
-/// The calling thread, one transfer after the other: for threads that may hang without harm to others.
-pub struct InlineEngine {
-    transfers: Arc<Transfers>,
-}
-
-impl InlineEngine {
-    /// An engine without threads of its own.
-    pub fn new(transfers: Arc<Transfers>) -> Self {
-        InlineEngine { transfers }
-    }
-}
-
-impl IoEngine for InlineEngine {
-    fn name(&self) -> String {
-        format!("{}, inline", self.transfers.mode_name())
-    }
-
-    fn read_batch(&self, reads: &[Read<'_>], deadline: Option<Instant>, done: ReadDone<'_>) {
-        for (index, read) in reads.iter().enumerate() {
-            self.transfers.carry_out_read(index, read, deadline, done);
-        }
-    }
-
-    fn lanes(&self) -> usize {
-        1
-    }
-
-    fn write_batch(
-        &self,
-        writes: &[Write<'_>],
-        deadline: Option<Instant>,
-        prepare: WritePrepare<'_>,
-    ) -> io::Result<()> {
-        let mut writes = writes.iter().enumerate();
-        writes.try_for_each(|(index, write)| self.transfers.carry_out_write(index, write, deadline, prepare))
     }
 }
