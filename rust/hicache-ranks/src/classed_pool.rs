@@ -55,7 +55,7 @@ impl ClassedPool {
             rules: Rules::ALL,
             own_order: false,
         };
-        (0..pages_per_class * owners).for_each(|page| pool.give(page));
+        (0..pages_per_class * owners).for_each(|page| _ = pool.give(page));
         Ok(pool)
     }
 
@@ -120,13 +120,23 @@ impl ClassedPool {
         self.has_room(run).then(|| self.take_run(run))
     }
 
+    /// As [`ClassedPool::alloc_cyclic`], as many pages as `into` is long, without a list of its own: false, and
+    /// nothing taken or written, where there is no room.
+    pub fn alloc_cyclic_into(&mut self, start: Owner, into: &mut [Page]) -> bool {
+        let room = self.has_room(Run { start, pages: into.len() as u32 });
+        if room {
+            self.take_pages(start, into);
+        }
+        room
+    }
+
     /// Takes the pages of several runs: all runs, or none and `None`.
     pub fn alloc_batch(&mut self, runs: &[Run]) -> Option<Vec<Vec<Page>>> {
         let mut batch = Vec::with_capacity(runs.len());
         for &run in runs {
             if !self.has_room(run) {
                 if self.rules.hold(Rule::AllOrNothing) {
-                    batch.iter().flatten().for_each(|&page| self.give(page));
+                    batch.iter().flatten().for_each(|&page| _ = self.give(page));
                 }
                 return None;
             }
@@ -141,16 +151,16 @@ impl ClassedPool {
     ///
     /// `ownership` where one of them is not taken or named twice; then none is given back.
     pub fn free(&mut self, pages: &[Page]) -> Result<()> {
+        let total = self.total();
         for (given, &page) in pages.iter().enumerate() {
-            if page >= self.total() || self.is_free(page) {
+            if page >= total || !self.give(page) {
                 pages[..given].iter().for_each(|&page| self.take(page));
                 return Err(RankError::new(
                     RankErrorKind::Ownership,
-                    format!("page {page} of {} is given back but is not taken", self.total()),
+                    format!("page {page} of {total} is given back but is not taken"),
                 )
                 .with("page", page));
             }
-            self.give(page);
         }
         Ok(())
     }
@@ -164,6 +174,9 @@ impl ClassedPool {
     /// first classes of the run.
     fn has_room(&self, run: Run) -> bool {
         let owners = self.placement.owners();
+        if owners == 1 {
+            return self.counts[0] >= run.pages;
+        }
         let (turns, more) = (run.pages / owners, run.pages % owners);
         let mut class = run.start % owners;
         for place in 0..owners {
@@ -177,17 +190,22 @@ impl ClassedPool {
 
     /// Takes the pages of a run for which there is room.
     fn take_run(&mut self, run: Run) -> Vec<Page> {
+        let mut taken = vec![0; run.pages as usize];
+        self.take_pages(run.start, &mut taken);
+        taken
+    }
+
+    /// The same, as many as `into` is long.
+    fn take_pages(&mut self, start: Owner, into: &mut [Page]) {
         let owners = self.placement.owners();
-        let mut taken = Vec::with_capacity(run.pages as usize);
-        let mut class = run.start % owners;
-        for _ in 0..run.pages {
+        let mut class = if owners == 1 { 0 } else { start % owners };
+        for slot in into {
             if let Some(page) = self.next_free(class) {
                 self.take(page);
-                taken.push(page);
+                *slot = page;
             }
             class = if class + 1 == owners { 0 } else { class + 1 };
         }
-        taken
     }
 
     /// The lowest free page of a class.
@@ -219,10 +237,15 @@ impl ClassedPool {
         self.digest ^= digest::scatter(u64::from(page));
     }
 
-    fn give(&mut self, page: Page) {
+    /// Marks a page as free; false where it was.
+    fn give(&mut self, page: Page) -> bool {
         let (class, word, bit) = self.place(page);
+        if self.free[word] & bit != 0 {
+            return false;
+        }
         self.free[word] |= bit;
         self.counts[class] += 1;
         self.digest ^= digest::scatter(u64::from(page));
+        true
     }
 }
