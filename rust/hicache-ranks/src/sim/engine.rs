@@ -6,8 +6,9 @@
 
 use super::copies::Copy;
 use super::engine_net::{FIBERS, Net, OUTCOME, SCHEDULER, fiber};
+use super::engine_node::NODES;
 use super::engine_rank::{Fiber, LOGS, SimRank};
-use super::engine_tree::{NODES, Tree};
+use super::engine_tree::Tree;
 use super::{Choices, Run, Violation, World};
 use crate::ask::{Answer, Ask};
 use crate::audit::Record;

@@ -3,7 +3,8 @@
 use super::Violation;
 use super::copies::{Copy, NODE_PAGES};
 use super::engine_net::FIBERS;
-use super::engine_tree::{Action, Tree, node_of, pages_of, tag};
+use super::engine_node::{node_of, pages_of, tag};
+use super::engine_tree::{Action, Tree};
 use crate::ack::{Ack, AckLog, Feed, Outcome, Voting};
 use crate::ask::{Answer, Ask};
 use crate::error::RankError;
@@ -215,16 +216,20 @@ impl SimRank {
         let share = self
             .tree
             .ownership
-            .own_share(self.owner, source.list(), target.list())
+            .own_pairs(self.owner, source.list(), target.list())
             .map_err(|error| Violation::new("I3", error.to_string()))?;
-        if share.is_empty() || fails {
-            let outcome = if share.is_empty() { Outcome::Done } else { Outcome::Failed };
+        let mut pairs = [(0, 0); NODE_PAGES];
+        let mut len = 0;
+        for pair in share {
+            pairs[len] = pair;
+            len += 1;
+        }
+        if len == 0 || fails {
+            let outcome = if len == 0 { Outcome::Done } else { Outcome::Failed };
             self.logs[log].append_finished(operation, outcome, 0);
             return Ok(None);
         }
         let ticket = self.logs[log].append(operation);
-        let mut pairs = [(0, 0); NODE_PAGES];
-        pairs[..share.len()].copy_from_slice(&share);
         Ok(Some(Copy {
             rank: rank as u8,
             log: log as u8,
@@ -232,7 +237,7 @@ impl SimRank {
             load,
             outcome: Outcome::Done,
             pairs,
-            len: share.len() as u8,
+            len: len as u8,
         }))
     }
 

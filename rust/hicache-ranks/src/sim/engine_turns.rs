@@ -3,8 +3,9 @@
 use super::engine::Engine;
 use super::engine::{IDLE, REST, Truth};
 use super::engine_net::{PROGRESS, QUERY, SCHEDULER, fiber};
+use super::engine_node::{NODES, node_of, pages_of};
 use super::engine_rank::{Fiber, HIT, Query, REPORT, WRITE, pack};
-use super::engine_tree::{Action, NODES, node_of, pages_of};
+use super::engine_tree::Action;
 use super::{Choices, Run, Violation};
 use crate::ack::Outcome;
 use crate::ask::Answer;
