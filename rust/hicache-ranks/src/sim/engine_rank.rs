@@ -145,12 +145,13 @@ impl SimRank {
         self.answers[thread].take()
     }
 
+    /// The row of a page in the memory of its owner.
     fn row(&self, page: Page) -> usize {
-        (page / self.owners) as usize
+        (if self.owners == 1 { page } else { page / self.owners }) as usize
     }
 
     fn owns(&self, page: Page) -> bool {
-        page % self.owners == self.owner
+        self.owners == 1 || page % self.owners == self.owner
     }
 
     /// The own pages of a node hold what belongs there.
@@ -162,16 +163,16 @@ impl SimRank {
             (entry.host_pages.list(), &self.host_rows)
         };
         for (place, &page) in pages.iter().enumerate() {
-            if self.owns(page) && rows[self.row(page)] != tag(node, place) {
+            if !self.owns(page) {
+                continue;
+            }
+            let (found, wanted) = (rows[self.row(page)], tag(node, place));
+            if found != wanted {
                 let tier = if device { "device" } else { "host" };
-                return Err(Violation::new(
-                    "I18",
-                    format!(
-                        "rank {rank}: {tier} page {page} of node {node}, place {place}, holds {}, not {}",
-                        rows[self.row(page)],
-                        tag(node, place)
-                    ),
-                ));
+                let message = format!(
+                    "rank {rank}: {tier} page {page} of node {node}, place {place}, holds {found}, not {wanted}"
+                );
+                return Err(Violation::new("I18", message));
             }
         }
         Ok(())

@@ -120,13 +120,13 @@ impl Engine {
             Some(answer) => entry.sync.resume(answer, &mut entry.logs),
         };
         loop {
-            match step {
+            step = match step {
                 Err(error) => return self.failed(rank, error),
                 Ok(SyncStep::Done { expired }) => return self.after_step(rank, expired, choices),
                 Ok(SyncStep::Ask(ask)) => {
                     let Some(answer) = self.ask(rank, SCHEDULER, ask, choices)? else { return Ok(()) };
                     let entry = &mut self.ranks[rank];
-                    step = entry.sync.resume(answer, &mut entry.logs);
+                    entry.sync.resume(answer, &mut entry.logs)
                 }
                 Ok(SyncStep::Apply { log, ack }) => {
                     let entry = &mut self.ranks[rank];
@@ -137,9 +137,9 @@ impl Engine {
                     if !entry.reads.is_empty() {
                         self.reading |= 1 << rank;
                     }
-                    step = entry.sync.next(&mut entry.logs);
+                    entry.sync.next(&mut entry.logs)
                 }
-            }
+            };
         }
     }
 
