@@ -18,7 +18,8 @@ pub struct Base(pub Owner);
 impl Base {
     /// Owner of position page `position`, counted from the root.
     pub fn owner_at(self, position: u32, owners: u32) -> Owner {
-        ((u64::from(self.0) + u64::from(position)) % u64::from(owners)) as Owner
+        let turned = u64::from(self.0) + u64::from(position);
+        if owners == 1 { 0 } else { (turned % u64::from(owners)) as Owner }
     }
 }
 

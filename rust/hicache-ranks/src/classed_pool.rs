@@ -200,26 +200,30 @@ impl ClassedPool {
         let owners = self.placement.owners();
         let mut class = if owners == 1 { 0 } else { start % owners };
         for slot in into {
-            if let Some(page) = self.next_free(class) {
-                self.take(page);
+            if let Some(page) = self.take_next(class) {
                 *slot = page;
             }
             class = if class + 1 == owners { 0 } else { class + 1 };
         }
     }
 
-    /// The lowest free page of a class.
-    fn next_free(&self, class: Owner) -> Option<Page> {
+    /// Takes the lowest free page of a class.
+    fn take_next(&mut self, class: Owner) -> Option<Page> {
         let first = class as usize * self.words_per_class;
-        let words = &self.free[first..first + self.words_per_class];
-        let local = if self.rules.hold(Rule::OrderedFreePages) || !self.own_order {
-            let word = words.iter().position(|&word| word != 0)?;
-            word as u32 * 64 + words[word].trailing_zeros()
+        let words = &mut self.free[first..first + self.words_per_class];
+        let ordered = self.rules.hold(Rule::OrderedFreePages) || !self.own_order;
+        let (place, bit) = if ordered {
+            let place = words.iter().position(|&word| word != 0)?;
+            (place, words[place].trailing_zeros())
         } else {
-            let word = words.iter().rposition(|&word| word != 0)?;
-            word as u32 * 64 + 63 - words[word].leading_zeros()
+            let place = words.iter().rposition(|&word| word != 0)?;
+            (place, 63 - words[place].leading_zeros())
         };
-        Some(local * self.placement.owners() + class)
+        words[place] &= !(1 << bit);
+        let page = (place as u32 * 64 + bit) * self.placement.owners() + class;
+        self.counts[class as usize] -= 1;
+        self.digest ^= digest::scatter(u64::from(page));
+        Some(page)
     }
 
     /// Class, word and bit of a page.

@@ -88,7 +88,7 @@ const EXPIRED: usize = 6;
 const COUNTS: usize = 7;
 
 /// The machine of one rank's scheduler thread.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct PpSync {
     next_stage: Option<Rank>,
     previous_stage: Option<Rank>,
@@ -342,8 +342,9 @@ impl PpSync {
     }
 
     fn consume(&mut self, logs: &mut [AckLog]) -> Result<SyncStep> {
-        while let Some(log) = logs.get_mut(self.log) {
-            let left = self.values[COUNTS + self.log] - log.front().0 as i64;
+        let chosen = &self.values[COUNTS + self.log..];
+        for (log, through) in logs[self.log..].iter_mut().zip(chosen) {
+            let left = through - log.front().0 as i64;
             if left <= 0 {
                 self.log += 1;
                 continue;

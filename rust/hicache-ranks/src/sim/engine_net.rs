@@ -56,6 +56,15 @@ impl Net {
         }
     }
 
+    /// Nothing has been posted or sent.
+    pub fn clear(&mut self) {
+        for group in &mut self.groups {
+            (group.arrived, group.count, group.op) = (0, 0, None);
+            group.values.clear();
+        }
+        self.channels.iter_mut().for_each(VecDeque::clear);
+    }
+
     fn group(&self, rank: usize, scope: Scope, lane: Lane) -> (usize, u32) {
         let lane = match lane {
             Lane::Query | Lane::Progress | Lane::Outcome if self.one_lane => Lane::Query,

@@ -129,7 +129,7 @@ pub(super) struct Presence {
 }
 
 /// All nodes of a tree, where they are and the digest of their states.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Nodes {
     list: [Node; NODES],
     present: Presence,

@@ -45,7 +45,7 @@ pub(super) struct Query {
 }
 
 /// A read under way.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Read {
     pub node: usize,
     pub operation: u64,
@@ -53,7 +53,7 @@ pub(super) struct Read {
     pub cancelled: bool,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct SimRank {
     pub owner: u32,
     pub tree: Tree,

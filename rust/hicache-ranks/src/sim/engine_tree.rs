@@ -24,7 +24,7 @@ pub(super) enum Action {
     Query { node: usize, operation: u64 },
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Tree {
     pub nodes: Nodes,
     pub device: ClassedPool,
