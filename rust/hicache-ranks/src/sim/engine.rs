@@ -352,7 +352,11 @@ impl Engine {
 
 /// Position of the `n`-th set bit.
 fn nth_bit(mut bits: u64, n: u32) -> usize {
-    for _ in 0..n {
+    // Mostly one of the first few, and which is anybody's guess: no branch for those.
+    for step in 0..3 {
+        bits = if step < n { bits & bits.wrapping_sub(1) } else { bits };
+    }
+    for _ in 3..n {
         bits &= bits - 1;
     }
     bits.trailing_zeros() as usize

@@ -148,6 +148,11 @@ impl Net {
         }
     }
 
+    /// Whether nothing is on its way to the next stage, not even a second copy.
+    pub fn is_quiet(&self, rank: usize) -> bool {
+        self.channels[rank].is_empty()
+    }
+
     pub fn receive(&mut self, from: usize) -> Option<Vec<i64>> {
         self.channels[from].pop_front().map(|(message, _)| message)
     }

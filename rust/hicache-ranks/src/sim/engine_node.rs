@@ -21,23 +21,18 @@ const PARENTS: [Option<u8>; NODES] = {
     parents
 };
 
-/// The branches of each root, as bits.
-pub(super) const CHILDREN: [u32; NODES] = {
-    let mut children = [0; NODES];
-    let mut node = ROOTS;
-    while node < NODES {
-        children[(node - ROOTS) % ROOTS] |= 1 << node;
-        node += 1;
-    }
-    children
-};
-
 pub(super) fn parent_of(node: usize) -> Option<usize> {
     PARENTS[node].map(usize::from)
 }
 
 pub(super) fn pages_of(node: usize) -> u32 {
     1 + (node * 7 % NODE_PAGES) as u32
+}
+
+/// The nodes that are parents of some of `nodes`, as bits.
+pub(super) fn parents_of(nodes: u32) -> u32 {
+    const { assert!(NODES <= 3 * ROOTS, "a root has two branches at most") };
+    (nodes >> ROOTS | nodes >> (2 * ROOTS)) & ((1 << ROOTS) - 1)
 }
 
 /// Pages of its path before the first of a node.
@@ -204,8 +199,7 @@ impl Index<usize> for Nodes {
     }
 }
 
-/// Whether a node is among those of `bits`.
-pub(super) fn has(bits: u32, node: usize) -> bool {
+fn has(bits: u32, node: usize) -> bool {
     bits >> node & 1 != 0
 }
 

@@ -1,7 +1,7 @@
 //! Room in the pools of the tree: what is evicted for a request, what is given back, and that nothing is lost.
 
 use super::Violation;
-use super::engine_node::{CHILDREN, Device, Host, NODES, Node, has};
+use super::engine_node::{Device, Host, NODES, Node, parents_of};
 use super::engine_tree::Tree;
 use crate::audit::Kind;
 
@@ -15,14 +15,11 @@ impl Tree {
     ) -> bool {
         while !alloc(self) {
             let present = self.nodes.present();
-            let candidates = present.resident & !guard.map_or(0, |node| 1 << node);
-            let free = |number: usize, node: &Node| {
-                let children = CHILDREN[number];
-                node.lock == 0
-                    && present.device & children == 0
-                    && (has(present.host, number) || present.host & children == 0)
-            };
-            let Some(victim) = self.least_recent(candidates, free) else { return false };
+            let guarded = guard.map_or(0, |node| 1 << node);
+            // A node with branches stays, unless branches in host memory only keep it there as well.
+            let needed = parents_of(present.device) | parents_of(present.host) & !present.host;
+            let candidates = present.resident & !guarded & !needed;
+            let Some(victim) = self.least_recent(candidates, |node| node.lock) else { return false };
             self.note(Kind::Called, "evict", &[victim as i64]);
             let pages = self.nodes[victim].device_pages;
             if self.device.free(pages.list()).is_err() {
@@ -37,12 +34,8 @@ impl Tree {
     pub(super) fn with_host_room(&mut self, mut alloc: impl FnMut(&mut Tree) -> bool) -> bool {
         while !alloc(self) {
             let present = self.nodes.present();
-            let free = |number: usize, node: &Node| {
-                node.pin == 0
-                    && (has(present.device, number)
-                        || (present.device | present.host) & CHILDREN[number] == 0)
-            };
-            let Some(victim) = self.least_recent(present.saved, free) else { return false };
+            let candidates = present.saved & (present.device | !parents_of(present.device | present.host));
+            let Some(victim) = self.least_recent(candidates, |node| node.pin) else { return false };
             self.note(Kind::Called, "evict host", &[victim as i64]);
             if self.drop_host(victim).is_err() {
                 return false;
@@ -51,18 +44,18 @@ impl Tree {
         true
     }
 
-    /// The least recently used of the candidates that may go, the lowest of equals.
-    fn least_recent(&self, mut candidates: u32, free: impl Fn(usize, &Node) -> bool) -> Option<usize> {
-        let mut victim: Option<(u32, usize)> = None;
+    /// The least recently used of the candidates that no copy holds, the lowest of equals.
+    fn least_recent(&self, mut candidates: u32, holds: impl Fn(&Node) -> u8) -> Option<usize> {
+        // No branch but the loop's own: which nodes are held and in what order they were used is anybody's guess.
+        let mut oldest = u64::MAX;
         while candidates != 0 {
             let number = candidates.trailing_zeros() as usize;
             candidates &= candidates - 1;
             let node = &self.nodes[number];
-            if victim.is_none_or(|(used, _)| node.used < used) && free(number, node) {
-                victim = Some((node.used, number));
-            }
+            let place = u64::from(node.used) << 8 | number as u64;
+            oldest = oldest.min(if holds(node) == 0 { place } else { u64::MAX });
         }
-        victim.map(|(_, number)| number)
+        (oldest != u64::MAX).then_some((oldest & 0xff) as usize)
     }
 
     pub(super) fn drop_host(&mut self, node: usize) -> Result<(), Violation> {

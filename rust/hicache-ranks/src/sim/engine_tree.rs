@@ -106,40 +106,45 @@ impl Tree {
     pub fn request(&mut self, node: usize, storage: bool) -> Result<(), Violation> {
         self.note(Kind::Called, "match", &[node as i64]);
         let mut hit = 0;
-        let path = [parent_of(node), Some(node)];
-        for node in path.into_iter().flatten() {
-            self.clock += 1;
-            let found = self.nodes[node].device();
-            if found != Device::Absent {
-                self.nodes.change(node).used = self.clock;
-                hit += 1;
-                if found == Device::Resident {
-                    self.actions.push(Action::Read { node });
-                }
-                continue;
-            }
-            let size = pages_of(node) as usize;
-            let served = match self.nodes[node].host() {
-                Host::Resident if self.nodes[node].host_pages.list().len() == size => self.load(node)?,
-                Host::Absent if storage => {
-                    if self.parent_is_there(node) {
-                        let base = self.base(node, true);
-                        self.nodes.set_host(node, Host::Querying).base = base;
-                        let operation = self.operation(node);
-                        self.actions.push(Action::Query { node, operation });
-                    }
-                    false
-                }
-                Host::Absent | Host::Resident => self.compute(node)?,
-                Host::Writing | Host::Querying | Host::Prefetching => false,
-            };
-            if !served {
-                break;
-            }
+        // A prefix ends where a part of it is not there.
+        if match parent_of(node) {
+            Some(parent) => self.visit(parent, storage, &mut hit)?,
+            None => true,
+        } {
+            self.visit(node, storage, &mut hit)?;
         }
         self.note(Kind::Returned, "match", &[node as i64, hit]);
         self.visible = mix(self.visible, hit as u64);
         Ok(())
+    }
+
+    /// Serves the part of a request that ends with `node`: counted as a hit where it is on the device already.
+    /// Whether it is on the device, or will be, and the next part can follow.
+    fn visit(&mut self, node: usize, storage: bool, hit: &mut i64) -> Result<bool, Violation> {
+        self.clock += 1;
+        let found = self.nodes[node].device();
+        if found != Device::Absent {
+            self.nodes.change(node).used = self.clock;
+            *hit += 1;
+            if found == Device::Resident {
+                self.actions.push(Action::Read { node });
+            }
+            return Ok(true);
+        }
+        match self.nodes[node].host() {
+            Host::Resident if self.nodes[node].host_pages.len() == pages_of(node) => self.load(node),
+            Host::Absent if storage => {
+                if self.parent_is_there(node) {
+                    let base = self.base(node, true);
+                    self.nodes.set_host(node, Host::Querying).base = base;
+                    let operation = self.operation(node);
+                    self.actions.push(Action::Query { node, operation });
+                }
+                Ok(false)
+            }
+            Host::Absent | Host::Resident => self.compute(node),
+            Host::Writing | Host::Querying | Host::Prefetching => Ok(false),
+        }
     }
 
     fn parent_is_there(&self, node: usize) -> bool {

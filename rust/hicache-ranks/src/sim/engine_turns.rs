@@ -159,9 +159,9 @@ impl Engine {
     pub(super) fn after_step(&mut self, rank: usize, expired: u64, choices: &mut Choices) -> Run {
         let config = &self.config;
         let timeouts = config.faults.timeouts;
-        let number = self.ranks[rank].step;
-        let word = self.script.get(number as usize).map_or(0, |&word| word as usize);
         let entry = &mut self.ranks[rank];
+        let number = entry.step;
+        let word = self.script.get(number as usize).map_or(0, |&word| word as usize);
         entry.tree.step = u64::from(number);
         let verdict = if config.rules.hold(Rule::AgreedTimeout) { expired } else { entry.late };
         if verdict > 0 {
