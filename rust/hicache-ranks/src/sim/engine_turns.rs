@@ -16,15 +16,12 @@ use crate::rules::Rule;
 impl Engine {
     pub(super) fn run_thread(&mut self, rank: usize, thread: usize, choices: &mut Choices) -> Run {
         let entry = &mut self.ranks[rank];
-        let answer = match entry.fibers[thread] {
-            Fiber::Ready => None,
-            Fiber::Answered => entry.take_answer(thread),
-            Fiber::Blocked | Fiber::Finished => {
-                self.runnable &= !(1 << fiber(rank, thread));
-                return Ok(());
-            }
-        };
+        if matches!(entry.fibers[thread], Fiber::Blocked | Fiber::Finished) {
+            self.runnable &= !(1 << fiber(rank, thread));
+            return Ok(());
+        }
         entry.fibers[thread] = Fiber::Ready;
+        let answer = entry.take_answer(thread);
         if thread == SCHEDULER {
             return self.run_scheduler(rank, answer, choices);
         }
@@ -109,37 +106,38 @@ impl Engine {
     pub(super) fn run_scheduler(
         &mut self,
         rank: usize,
-        answer: Option<Answer>,
+        mut answer: Option<Answer>,
         choices: &mut Choices,
     ) -> Run {
         let entry = &mut self.ranks[rank];
         let digest = if self.config.proof { entry.digest } else { 0 };
         let input = StepInput { digest, expired: entry.late };
-        let mut step = match answer {
-            None => entry.sync.begin(&mut entry.logs, input),
-            Some(answer) => entry.sync.resume(answer, &mut entry.logs),
-        };
         loop {
-            step = match step {
+            let entry = &mut self.ranks[rank];
+            let step = match answer {
+                None => entry.sync.begin(&mut entry.logs, input),
+                Some(answer) => entry.sync.resume(answer, &mut entry.logs),
+            };
+            match step {
                 Err(error) => return self.failed(rank, error),
                 Ok(SyncStep::Done { expired }) => return self.after_step(rank, expired, choices),
                 Ok(SyncStep::Ask(ask)) => {
-                    let Some(answer) = self.ask(rank, SCHEDULER, ask, choices)? else { return Ok(()) };
-                    let entry = &mut self.ranks[rank];
-                    entry.sync.resume(answer, &mut entry.logs)
+                    answer = self.ask(rank, SCHEDULER, ask, choices)?;
+                    if answer.is_none() {
+                        return Ok(());
+                    }
                 }
                 Ok(SyncStep::Apply { log, ack }) => {
                     let entry = &mut self.ranks[rank];
                     if let Some(done) = entry.apply(rank, log, ack)? {
                         self.check_published(rank, done.operation)?;
                     }
-                    let entry = &mut self.ranks[rank];
-                    if !entry.reads.is_empty() {
+                    if !self.ranks[rank].reads.is_empty() {
                         self.reading |= 1 << rank;
                     }
-                    entry.sync.next(&mut entry.logs)
+                    answer = Some(Answer::Done);
                 }
-            };
+            }
         }
     }
 
