@@ -18,7 +18,8 @@ pub struct Base(pub Owner);
 impl Base {
     /// Owner of position page `position`, counted from the root.
     pub fn owner_at(self, position: u32, owners: u32) -> Owner {
-        ((u64::from(self.0) + u64::from(position)) % u64::from(owners)) as Owner
+        let turned = u64::from(self.0) + u64::from(position);
+        if owners == 1 { 0 } else { (turned % u64::from(owners)) as Owner }
     }
 }
 
@@ -73,19 +74,40 @@ impl Ownership {
 
     /// Host pages for a backup of the device pages `source`; `None` where the pool is full, on every rank alike.
     pub fn allocate_backup(&self, host: &mut ClassedPool, source: &[Page]) -> Option<Vec<Page>> {
-        self.same_owners(host, source, Rule::BackupKeepsOwner)
+        let start = self.copy_start(host, source, Rule::BackupKeepsOwner);
+        host.alloc_cyclic(start, source.len() as u32)
+    }
+
+    /// As [`Ownership::allocate_backup`], into a list of the caller as long as `source`: false, and nothing taken or
+    /// written, where the pool is full.
+    pub fn allocate_backup_into(&self, host: &mut ClassedPool, source: &[Page], into: &mut [Page]) -> bool {
+        let start = self.copy_start(host, source, Rule::BackupKeepsOwner);
+        source.len() == into.len() && host.alloc_cyclic_into(start, into)
     }
 
     /// Device pages for a restore of the host pages `source`; `None` where the pool is full, on every rank alike.
     pub fn allocate_restore(&self, device: &mut ClassedPool, source: &[Page]) -> Option<Vec<Page>> {
-        self.same_owners(device, source, Rule::RestoreKeepsOwner)
+        let start = self.copy_start(device, source, Rule::RestoreKeepsOwner);
+        device.alloc_cyclic(start, source.len() as u32)
     }
 
-    fn same_owners(&self, pool: &mut ClassedPool, source: &[Page], rule: Rule) -> Option<Vec<Page>> {
-        let Some(&first) = source.first() else { return Some(Vec::new()) };
-        let keep = self.rules.hold(rule);
-        let start = if keep { self.owner(first) } else { pool.least_full_class() };
-        pool.alloc_cyclic(start, source.len() as u32)
+    /// As [`Ownership::allocate_restore`], into a list of the caller, like [`Ownership::allocate_backup_into`].
+    pub fn allocate_restore_into(
+        &self,
+        device: &mut ClassedPool,
+        source: &[Page],
+        into: &mut [Page],
+    ) -> bool {
+        let start = self.copy_start(device, source, Rule::RestoreKeepsOwner);
+        source.len() == into.len() && device.alloc_cyclic_into(start, into)
+    }
+
+    /// Owner of the first page that a copy of `source` is written to.
+    fn copy_start(&self, pool: &ClassedPool, source: &[Page], rule: Rule) -> Owner {
+        match source.first() {
+            Some(&first) if self.rules.hold(rule) => self.owner(first),
+            _ => pool.least_full_class(),
+        }
     }
 
     /// The owner of a page.
@@ -101,22 +123,35 @@ impl Ownership {
     ///
     /// `ownership` where a page would move to another owner, `config` where the lists differ in length.
     pub fn own_share(&self, owner: Owner, source: &[Page], target: &[Page]) -> Result<Vec<(Page, Page)>> {
+        Ok(self.own_pairs(owner, source, target)?.collect())
+    }
+
+    /// As [`Ownership::own_share`], one pair after the other. The whole copy is checked before the first.
+    ///
+    /// # Errors
+    ///
+    /// As [`Ownership::own_share`].
+    pub fn own_pairs<'a>(
+        &self,
+        owner: Owner,
+        source: &'a [Page],
+        target: &'a [Page],
+    ) -> Result<impl Iterator<Item = (Page, Page)> + use<'a>> {
         if source.len() != target.len() {
             let message = format!("a copy of {} pages to {} pages", source.len(), target.len());
             return Err(RankError::config(message));
         }
-        let mut share = Vec::with_capacity(source.len());
-        for (&from, &to) in source.iter().zip(target) {
+        let pairs = source.iter().copied().zip(target.iter().copied());
+        for (from, to) in pairs.clone() {
             let (old, new) = (self.owner(from), self.owner(to));
             if old != new {
                 let message = format!("page {from} of owner {old} would move to page {to} of owner {new}");
                 return Err(RankError::new(RankErrorKind::Ownership, message));
             }
-            if old == owner || !self.rules.hold(Rule::OwnShareOnly) {
-                share.push((from, to));
-            }
         }
-        Ok(share)
+        let (rules, placement) = (self.rules, self.placement);
+        let own = move |page: Page| placement.owner(u64::from(page)) == owner;
+        Ok(pairs.filter(move |&(from, _)| own(from) || !rules.hold(Rule::OwnShareOnly)))
     }
 
     /// The plan of a gather of cached prefixes, each a list of pages in order of position.

@@ -55,7 +55,7 @@ impl ClassedPool {
             rules: Rules::ALL,
             own_order: false,
         };
-        (0..pages_per_class * owners).for_each(|page| pool.give(page));
+        (0..pages_per_class * owners).for_each(|page| _ = pool.give(page));
         Ok(pool)
     }
 
@@ -120,13 +120,23 @@ impl ClassedPool {
         self.has_room(run).then(|| self.take_run(run))
     }
 
+    /// As [`ClassedPool::alloc_cyclic`], as many pages as `into` is long, without a list of its own: false, and
+    /// nothing taken or written, where there is no room.
+    pub fn alloc_cyclic_into(&mut self, start: Owner, into: &mut [Page]) -> bool {
+        let room = self.has_room(Run { start, pages: into.len() as u32 });
+        if room {
+            self.take_pages(start, into);
+        }
+        room
+    }
+
     /// Takes the pages of several runs: all runs, or none and `None`.
     pub fn alloc_batch(&mut self, runs: &[Run]) -> Option<Vec<Vec<Page>>> {
         let mut batch = Vec::with_capacity(runs.len());
         for &run in runs {
             if !self.has_room(run) {
                 if self.rules.hold(Rule::AllOrNothing) {
-                    batch.iter().flatten().for_each(|&page| self.give(page));
+                    batch.iter().flatten().for_each(|&page| _ = self.give(page));
                 }
                 return None;
             }
@@ -141,16 +151,16 @@ impl ClassedPool {
     ///
     /// `ownership` where one of them is not taken or named twice; then none is given back.
     pub fn free(&mut self, pages: &[Page]) -> Result<()> {
+        let total = self.total();
         for (given, &page) in pages.iter().enumerate() {
-            if page >= self.total() || self.is_free(page) {
+            if page >= total || !self.give(page) {
                 pages[..given].iter().for_each(|&page| self.take(page));
                 return Err(RankError::new(
                     RankErrorKind::Ownership,
-                    format!("page {page} of {} is given back but is not taken", self.total()),
+                    format!("page {page} of {total} is given back but is not taken"),
                 )
                 .with("page", page));
             }
-            self.give(page);
         }
         Ok(())
     }
@@ -164,6 +174,9 @@ impl ClassedPool {
     /// first classes of the run.
     fn has_room(&self, run: Run) -> bool {
         let owners = self.placement.owners();
+        if owners == 1 {
+            return self.counts[0] >= run.pages;
+        }
         let (turns, more) = (run.pages / owners, run.pages % owners);
         let mut class = run.start % owners;
         for place in 0..owners {
@@ -177,31 +190,40 @@ impl ClassedPool {
 
     /// Takes the pages of a run for which there is room.
     fn take_run(&mut self, run: Run) -> Vec<Page> {
-        let owners = self.placement.owners();
-        let mut taken = Vec::with_capacity(run.pages as usize);
-        let mut class = run.start % owners;
-        for _ in 0..run.pages {
-            if let Some(page) = self.next_free(class) {
-                self.take(page);
-                taken.push(page);
-            }
-            class = if class + 1 == owners { 0 } else { class + 1 };
-        }
+        let mut taken = vec![0; run.pages as usize];
+        self.take_pages(run.start, &mut taken);
         taken
     }
 
-    /// The lowest free page of a class.
-    fn next_free(&self, class: Owner) -> Option<Page> {
+    /// The same, as many as `into` is long.
+    fn take_pages(&mut self, start: Owner, into: &mut [Page]) {
+        let owners = self.placement.owners();
+        let mut class = if owners == 1 { 0 } else { start % owners };
+        for slot in into {
+            if let Some(page) = self.take_next(class) {
+                *slot = page;
+            }
+            class = if class + 1 == owners { 0 } else { class + 1 };
+        }
+    }
+
+    /// Takes the lowest free page of a class.
+    fn take_next(&mut self, class: Owner) -> Option<Page> {
         let first = class as usize * self.words_per_class;
-        let words = &self.free[first..first + self.words_per_class];
-        let local = if self.rules.hold(Rule::OrderedFreePages) || !self.own_order {
-            let word = words.iter().position(|&word| word != 0)?;
-            word as u32 * 64 + words[word].trailing_zeros()
+        let words = &mut self.free[first..first + self.words_per_class];
+        let ordered = self.rules.hold(Rule::OrderedFreePages) || !self.own_order;
+        let (place, bit) = if ordered {
+            let place = words.iter().position(|&word| word != 0)?;
+            (place, words[place].trailing_zeros())
         } else {
-            let word = words.iter().rposition(|&word| word != 0)?;
-            word as u32 * 64 + 63 - words[word].leading_zeros()
+            let place = words.iter().rposition(|&word| word != 0)?;
+            (place, 63 - words[place].leading_zeros())
         };
-        Some(local * self.placement.owners() + class)
+        words[place] &= !(1 << bit);
+        let page = (place as u32 * 64 + bit) * self.placement.owners() + class;
+        self.counts[class as usize] -= 1;
+        self.digest ^= digest::scatter(u64::from(page));
+        Some(page)
     }
 
     /// Class, word and bit of a page.
@@ -219,10 +241,15 @@ impl ClassedPool {
         self.digest ^= digest::scatter(u64::from(page));
     }
 
-    fn give(&mut self, page: Page) {
+    /// Marks a page as free; false where it was.
+    fn give(&mut self, page: Page) -> bool {
         let (class, word, bit) = self.place(page);
+        if self.free[word] & bit != 0 {
+            return false;
+        }
         self.free[word] |= bit;
         self.counts[class] += 1;
         self.digest ^= digest::scatter(u64::from(page));
+        true
     }
 }

@@ -88,7 +88,7 @@ const EXPIRED: usize = 6;
 const COUNTS: usize = 7;
 
 /// The machine of one rank's scheduler thread.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct PpSync {
     next_stage: Option<Rank>,
     previous_stage: Option<Rank>,
@@ -96,7 +96,8 @@ pub struct PpSync {
     stage_ranks: u32,
     mode: Mode,
     logs: usize,
-    epoch: u64,
+    /// Epoch and number of logs, in one word.
+    tag: i64,
     step: u64,
     state: State,
     input: StepInput,
@@ -123,7 +124,7 @@ impl PpSync {
             stage_ranks: topology.scope_size(Scope::Stage),
             mode,
             logs,
-            epoch: 0,
+            tag: tag(0, logs),
             step: 0,
             state: State::Idle,
             input: StepInput::default(),
@@ -153,7 +154,8 @@ impl PpSync {
     /// Begins again after a failure, on all ranks with the same new `epoch`, which messages carry. What was
     /// sent before is then recognised as old.
     pub fn restart(&mut self, epoch: u64) {
-        (self.epoch, self.step, self.state, self.lagged) = (epoch, 0, State::Idle, None);
+        self.tag = tag(epoch, self.logs);
+        (self.step, self.state, self.lagged) = (0, State::Idle, None);
     }
 
     /// Begins a step. Every rank calls it for every step, also where all its logs are empty.
@@ -294,14 +296,11 @@ impl PpSync {
     }
 
     fn fill(&mut self, logs: &[AckLog]) {
-        let mut values = std::mem::take(&mut self.values);
-        values.clear();
-        Proof::push(&mut values, ReduceOp::Min, self.tag());
-        Proof::push(&mut values, ReduceOp::Min, self.step as i64);
-        Proof::push(&mut values, ReduceOp::Min, digest::word(self.input.digest));
-        values.push(-(self.input.expired as i64));
-        values.extend(logs.iter().map(|log| log.ready_through().0 as i64));
-        self.values = values;
+        let (tag, step, digest) = (self.tag, self.step as i64, digest::word(self.input.digest));
+        let expired = self.input.expired as i64;
+        self.values.clear();
+        self.values.extend([tag, -tag, step, -step, digest, -digest, -expired]);
+        self.values.extend(logs.iter().map(|log| log.ready_through().0 as i64));
     }
 
     /// Messages speak of the step they are sent in, also where their counts are older.
@@ -343,8 +342,9 @@ impl PpSync {
     }
 
     fn consume(&mut self, logs: &mut [AckLog]) -> Result<SyncStep> {
-        while let Some(log) = logs.get_mut(self.log) {
-            let left = self.values[COUNTS + self.log] - log.front().0 as i64;
+        let chosen = &self.values[COUNTS + self.log..];
+        for (log, through) in logs[self.log..].iter_mut().zip(chosen) {
+            let left = through - log.front().0 as i64;
             if left <= 0 {
                 self.log += 1;
                 continue;
@@ -371,17 +371,13 @@ impl PpSync {
         Ok(SyncStep::Done { expired: (-self.values[EXPIRED]).max(0) as u64 })
     }
 
-    fn tag(&self) -> i64 {
-        digest::word(digest::mix(digest::mix(0x7070, self.epoch), self.logs as u64))
-    }
-
     fn operation(&self, name: &'static str) -> Operation {
         Operation { name, number: self.step }
     }
 
     fn check_reduced(&self, values: &[i64], step: i64, digest: i64) -> Result<()> {
         let min = ReduceOp::Min;
-        if !Proof::holds(&values[TAG..], min, self.tag()) || !Proof::holds(&values[STEP..], min, step) {
+        if !Proof::holds(&values[TAG..], min, self.tag) || !Proof::holds(&values[STEP..], min, step) {
             let message = format!("pp_sync step {}: ranks of the stage are in different steps", self.step);
             return Err(RankError::new(RankErrorKind::Shape, message));
         }
@@ -395,7 +391,7 @@ impl PpSync {
     fn check_received(&self, values: &[i64], from: Rank) -> Result<Received> {
         if self.rules.hold(Rule::MessageHeader) {
             let step = self.step as i64;
-            if values[TAG] != self.tag() || values[STEP] < step {
+            if values[TAG] != self.tag || values[STEP] < step {
                 // A second copy, or one from before a restart.
                 return Ok(Received::Stale);
             }
@@ -412,6 +408,10 @@ impl PpSync {
         }
         Ok(Received::Current)
     }
+}
+
+fn tag(epoch: u64, logs: usize) -> i64 {
+    digest::word(digest::mix(digest::mix(0x7070, epoch), logs as u64))
 }
 
 enum Received {

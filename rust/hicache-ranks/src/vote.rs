@@ -126,7 +126,7 @@ pub struct Hit {
 ///
 /// Every rank calls it for every request in the order of submission, also for one that was cancelled or whose
 /// look-up failed: see [`HitVote::nothing`].
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct HitVote {
     operation: Operation,
     span: u32,

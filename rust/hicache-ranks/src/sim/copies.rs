@@ -14,11 +14,20 @@ pub(super) struct Pages {
 }
 
 impl Pages {
-    pub fn of(pages: &[Page]) -> Pages {
-        let mut small = Pages::default();
-        small.pages[..pages.len()].copy_from_slice(pages);
-        small.len = pages.len() as u8;
-        small
+    pub const NONE: Pages = Pages { pages: [0; NODE_PAGES], len: 0 };
+
+    /// Room for `len` pages.
+    pub fn of(len: u32) -> Pages {
+        assert!(len as usize <= NODE_PAGES, "{len} pages of a node");
+        Pages { len: len as u8, ..Pages::NONE }
+    }
+
+    pub fn len(&self) -> u32 {
+        u32::from(self.len)
+    }
+
+    pub fn list_mut(&mut self) -> &mut [Page] {
+        &mut self.pages[..usize::from(self.len)]
     }
 
     pub fn list(&self) -> &[Page] {

@@ -6,8 +6,9 @@
 
 use super::copies::Copy;
 use super::engine_net::{FIBERS, Net, OUTCOME, SCHEDULER, fiber};
+use super::engine_node::NODES;
 use super::engine_rank::{Fiber, LOGS, SimRank};
-use super::engine_tree::{NODES, Tree};
+use super::engine_tree::Tree;
 use super::{Choices, Run, Violation, World};
 use crate::ask::{Answer, Ask};
 use crate::audit::Record;
@@ -110,6 +111,8 @@ pub(super) struct Truth {
 #[derive(Debug)]
 pub struct Engine {
     pub(super) config: EngineConfig,
+    /// Ranks before the first step, which every schedule begins with.
+    fresh: Vec<SimRank>,
     pub(super) ranks: Vec<SimRank>,
     pub(super) net: Net,
     pub(super) copies: Vec<Copy>,
@@ -149,6 +152,7 @@ impl Engine {
         };
         Engine {
             config,
+            fresh: Vec::new(),
             ranks: Vec::new(),
             net: Net::new(topology.pp() as usize, stage, false),
             copies: Vec::new(),
@@ -192,21 +196,13 @@ impl Engine {
         self.ranks.iter().map(|rank| rank.step).collect()
     }
 
-    fn reset(&mut self, choices: &mut Choices) -> Run {
+    /// Ranks as they are before the first step. They do not depend on the schedule.
+    fn build(&mut self) -> Run {
         let config = self.config;
         let (topology, rules) = (config.topology, config.rules);
         let ranks = topology.ranks() as usize;
         let stage = (topology.cp() * topology.tp()) as usize;
         self.net = Net::new(topology.pp() as usize, stage, !rules.hold(Rule::SeparateLanes));
-        self.copies.clear();
-        self.collected.clear();
-        self.collected.resize(ranks, None);
-        (self.runnable, self.reading, self.resting, self.parked) = (0, 0, 0, 0);
-        (self.events, self.sent, self.struck, self.lost) = (0, 0, false, false);
-        self.script.clear();
-        self.digests.clear();
-        self.truths.clear();
-        self.ranks.clear();
         // Stages with other layers have room for other numbers of pages.
         let own = |rank: usize| vec![14 + 2 * (rank / stage) as u64 % 4, 18];
         let mut agreed = own(0);
@@ -227,12 +223,30 @@ impl Engine {
             tree.trace = config.trace.then(Vec::new);
             let sync = PpSync::new(&topology, rank, LOGS, config.mode).map_err(fail)?.with_rules(rules);
             let owner = if owners > 1 { at.cp } else { 0 };
-            self.ranks.push(SimRank::new(owner, owners, tree, sync, config.voted, rules));
-            self.runnable |= 1 << fiber(number, SCHEDULER);
+            self.fresh.push(SimRank::new(owner, owners, tree, sync, config.voted, rules));
         }
+        Ok(())
+    }
+
+    fn reset(&mut self, choices: &mut Choices) -> Run {
+        if self.fresh.is_empty() {
+            self.build()?;
+        }
+        let ranks = self.fresh.len();
+        self.net.clear();
+        self.ranks.clone_from(&self.fresh);
+        self.copies.clear();
+        self.collected.clear();
+        self.collected.resize(ranks, None);
+        self.runnable = (0..ranks).fold(0, |threads, rank| threads | 1 << fiber(rank, SCHEDULER));
+        (self.reading, self.resting, self.parked) = (0, 0, 0);
+        (self.events, self.sent, self.struck, self.lost) = (0, 0, false, false);
+        self.script.clear();
+        self.digests.clear();
+        self.truths.clear();
         // The requests stand first in the schedule, so that leaving one out does not move the others.
-        self.script.extend((0..config.steps).map(|_| choices.below((IDLE + 2 * NODES) as u32)));
-        let faults = config.faults;
+        self.script.extend((0..self.config.steps).map(|_| choices.below((IDLE + 2 * NODES) as u32)));
+        let faults = self.config.faults;
         let victim = |choices: &mut Choices| choices.below(ranks as u32) as usize;
         self.slow = (faults.slow && choices.one_in(2)).then(|| victim(choices));
         self.paused = (faults.pause && choices.one_in(2)).then(|| {
@@ -338,7 +352,11 @@ impl Engine {
 
 /// Position of the `n`-th set bit.
 fn nth_bit(mut bits: u64, n: u32) -> usize {
-    for _ in 0..n {
+    // Mostly one of the first few, and which is anybody's guess: no branch for those.
+    for step in 0..3 {
+        bits = if step < n { bits & bits.wrapping_sub(1) } else { bits };
+    }
+    for _ in 3..n {
         bits &= bits - 1;
     }
     bits.trailing_zeros() as usize

@@ -67,11 +67,15 @@ impl Engine {
             return;
         }
         let twice = self.config.faults.duplicate && choices.one_in(8);
+        let receives = |to: &usize| matches!(self.ranks[*to].blocked(SCHEDULER), Some(Ask::Receive { .. }));
+        let Some(to) = self.paths[rank].1.filter(receives) else {
+            return self.net.send(rank, values, twice);
+        };
+        if !twice && self.net.is_quiet(rank) {
+            return self.answer(to, SCHEDULER, Answer::Values(values));
+        }
         self.net.send(rank, values, twice);
-        let Some(to) = self.paths[rank].1 else { return };
-        if matches!(self.ranks[to].blocked(SCHEDULER), Some(Ask::Receive { .. }))
-            && let Some(values) = self.net.receive(rank)
-        {
+        if let Some(values) = self.net.receive(rank) {
             self.answer(to, SCHEDULER, Answer::Values(values));
         }
     }

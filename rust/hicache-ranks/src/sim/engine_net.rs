@@ -56,6 +56,15 @@ impl Net {
         }
     }
 
+    /// Nothing has been posted or sent.
+    pub fn clear(&mut self) {
+        for group in &mut self.groups {
+            (group.arrived, group.count, group.op) = (0, 0, None);
+            group.values.clear();
+        }
+        self.channels.iter_mut().for_each(VecDeque::clear);
+    }
+
     fn group(&self, rank: usize, scope: Scope, lane: Lane) -> (usize, u32) {
         let lane = match lane {
             Lane::Query | Lane::Progress | Lane::Outcome if self.one_lane => Lane::Query,
@@ -137,6 +146,11 @@ impl Net {
         } else {
             self.channels[rank].push_back((message, false));
         }
+    }
+
+    /// Whether nothing is on its way to the next stage, not even a second copy.
+    pub fn is_quiet(&self, rank: usize) -> bool {
+        self.channels[rank].is_empty()
     }
 
     pub fn receive(&mut self, from: usize) -> Option<Vec<i64>> {

@@ -3,7 +3,8 @@
 use super::Violation;
 use super::copies::{Copy, NODE_PAGES};
 use super::engine_net::FIBERS;
-use super::engine_tree::{Action, Tree, node_of, pages_of, tag};
+use super::engine_node::{node_of, pages_of, tag};
+use super::engine_tree::{Action, Tree};
 use crate::ack::{Ack, AckLog, Feed, Outcome, Voting};
 use crate::ask::{Answer, Ask};
 use crate::error::RankError;
@@ -44,7 +45,7 @@ pub(super) struct Query {
 }
 
 /// A read under way.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Read {
     pub node: usize,
     pub operation: u64,
@@ -52,7 +53,7 @@ pub(super) struct Read {
     pub cancelled: bool,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct SimRank {
     pub owner: u32,
     pub tree: Tree,
@@ -144,12 +145,13 @@ impl SimRank {
         self.answers[thread].take()
     }
 
+    /// The row of a page in the memory of its owner.
     fn row(&self, page: Page) -> usize {
-        (page / self.owners) as usize
+        (if self.owners == 1 { page } else { page / self.owners }) as usize
     }
 
     fn owns(&self, page: Page) -> bool {
-        page % self.owners == self.owner
+        self.owners == 1 || page % self.owners == self.owner
     }
 
     /// The own pages of a node hold what belongs there.
@@ -161,16 +163,16 @@ impl SimRank {
             (entry.host_pages.list(), &self.host_rows)
         };
         for (place, &page) in pages.iter().enumerate() {
-            if self.owns(page) && rows[self.row(page)] != tag(node, place) {
+            if !self.owns(page) {
+                continue;
+            }
+            let (found, wanted) = (rows[self.row(page)], tag(node, place));
+            if found != wanted {
                 let tier = if device { "device" } else { "host" };
-                return Err(Violation::new(
-                    "I18",
-                    format!(
-                        "rank {rank}: {tier} page {page} of node {node}, place {place}, holds {}, not {}",
-                        rows[self.row(page)],
-                        tag(node, place)
-                    ),
-                ));
+                let message = format!(
+                    "rank {rank}: {tier} page {page} of node {node}, place {place}, holds {found}, not {wanted}"
+                );
+                return Err(Violation::new("I18", message));
             }
         }
         Ok(())
@@ -215,16 +217,20 @@ impl SimRank {
         let share = self
             .tree
             .ownership
-            .own_share(self.owner, source.list(), target.list())
+            .own_pairs(self.owner, source.list(), target.list())
             .map_err(|error| Violation::new("I3", error.to_string()))?;
-        if share.is_empty() || fails {
-            let outcome = if share.is_empty() { Outcome::Done } else { Outcome::Failed };
+        let mut pairs = [(0, 0); NODE_PAGES];
+        let mut len = 0;
+        for pair in share {
+            pairs[len] = pair;
+            len += 1;
+        }
+        if len == 0 || fails {
+            let outcome = if len == 0 { Outcome::Done } else { Outcome::Failed };
             self.logs[log].append_finished(operation, outcome, 0);
             return Ok(None);
         }
         let ticket = self.logs[log].append(operation);
-        let mut pairs = [(0, 0); NODE_PAGES];
-        pairs[..share.len()].copy_from_slice(&share);
         Ok(Some(Copy {
             rank: rank as u8,
             log: log as u8,
@@ -232,7 +238,7 @@ impl SimRank {
             load,
             outcome: Outcome::Done,
             pairs,
-            len: share.len() as u8,
+            len: len as u8,
         }))
     }
 

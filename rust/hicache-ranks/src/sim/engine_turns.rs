@@ -3,8 +3,9 @@
 use super::engine::Engine;
 use super::engine::{IDLE, REST, Truth};
 use super::engine_net::{PROGRESS, QUERY, SCHEDULER, fiber};
+use super::engine_node::{NODES, node_of, pages_of};
 use super::engine_rank::{Fiber, HIT, Query, REPORT, WRITE, pack};
-use super::engine_tree::{Action, NODES, node_of, pages_of};
+use super::engine_tree::Action;
 use super::{Choices, Run, Violation};
 use crate::ack::Outcome;
 use crate::ask::Answer;
@@ -15,15 +16,12 @@ use crate::rules::Rule;
 impl Engine {
     pub(super) fn run_thread(&mut self, rank: usize, thread: usize, choices: &mut Choices) -> Run {
         let entry = &mut self.ranks[rank];
-        let answer = match entry.fibers[thread] {
-            Fiber::Ready => None,
-            Fiber::Answered => entry.take_answer(thread),
-            Fiber::Blocked | Fiber::Finished => {
-                self.runnable &= !(1 << fiber(rank, thread));
-                return Ok(());
-            }
-        };
+        if matches!(entry.fibers[thread], Fiber::Blocked | Fiber::Finished) {
+            self.runnable &= !(1 << fiber(rank, thread));
+            return Ok(());
+        }
         entry.fibers[thread] = Fiber::Ready;
+        let answer = entry.take_answer(thread);
         if thread == SCHEDULER {
             return self.run_scheduler(rank, answer, choices);
         }
@@ -108,35 +106,36 @@ impl Engine {
     pub(super) fn run_scheduler(
         &mut self,
         rank: usize,
-        answer: Option<Answer>,
+        mut answer: Option<Answer>,
         choices: &mut Choices,
     ) -> Run {
         let entry = &mut self.ranks[rank];
         let digest = if self.config.proof { entry.digest } else { 0 };
         let input = StepInput { digest, expired: entry.late };
-        let mut step = match answer {
-            None => entry.sync.begin(&mut entry.logs, input),
-            Some(answer) => entry.sync.resume(answer, &mut entry.logs),
-        };
         loop {
+            let entry = &mut self.ranks[rank];
+            let step = match answer {
+                None => entry.sync.begin(&mut entry.logs, input),
+                Some(answer) => entry.sync.resume(answer, &mut entry.logs),
+            };
             match step {
                 Err(error) => return self.failed(rank, error),
                 Ok(SyncStep::Done { expired }) => return self.after_step(rank, expired, choices),
                 Ok(SyncStep::Ask(ask)) => {
-                    let Some(answer) = self.ask(rank, SCHEDULER, ask, choices)? else { return Ok(()) };
-                    let entry = &mut self.ranks[rank];
-                    step = entry.sync.resume(answer, &mut entry.logs);
+                    answer = self.ask(rank, SCHEDULER, ask, choices)?;
+                    if answer.is_none() {
+                        return Ok(());
+                    }
                 }
                 Ok(SyncStep::Apply { log, ack }) => {
                     let entry = &mut self.ranks[rank];
                     if let Some(done) = entry.apply(rank, log, ack)? {
                         self.check_published(rank, done.operation)?;
                     }
-                    let entry = &mut self.ranks[rank];
-                    if !entry.reads.is_empty() {
+                    if !self.ranks[rank].reads.is_empty() {
                         self.reading |= 1 << rank;
                     }
-                    step = entry.sync.next(&mut entry.logs);
+                    answer = Some(Answer::Done);
                 }
             }
         }
@@ -158,9 +157,9 @@ impl Engine {
     pub(super) fn after_step(&mut self, rank: usize, expired: u64, choices: &mut Choices) -> Run {
         let config = &self.config;
         let timeouts = config.faults.timeouts;
-        let number = self.ranks[rank].step;
-        let word = self.script.get(number as usize).map_or(0, |&word| word as usize);
         let entry = &mut self.ranks[rank];
+        let number = entry.step;
+        let word = self.script.get(number as usize).map_or(0, |&word| word as usize);
         entry.tree.step = u64::from(number);
         let verdict = if config.rules.hold(Rule::AgreedTimeout) { expired } else { entry.late };
         if verdict > 0 {

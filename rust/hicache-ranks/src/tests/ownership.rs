@@ -185,3 +185,39 @@ fn owner_classes_follow_the_kind_of_context_parallelism() {
     assert_eq!(topology(1, 4, 1).owners(), 4);
     assert_eq!(Topology::new(1, 4, 1, CpKind::Token).expect("sizes").owners(), 1);
 }
+
+#[test]
+fn pages_written_into_a_list_of_the_caller_are_those_of_a_list_of_its_own() {
+    for owners in [1, 3] {
+        let ownership = Ownership::new(Placement::new(owners, 4).expect("sizes"));
+        let (mut device, mut host) = (pool(owners, 6), pool(owners, 6));
+        let (mut other_device, mut other_host) = (pool(owners, 6), pool(owners, 6));
+        for pages in [3, 2, 0, 1, 4, 3, 5] {
+            let start = pages % owners;
+            let mut pairs = Vec::new();
+            let mut lists = |list: Option<Vec<u32>>, into: &mut [u32], room: bool| {
+                assert_eq!(list.is_some(), room);
+                let written: &[u32] = if room { into } else { &[] };
+                pairs.push((list.clone().unwrap_or_default(), written.to_vec()));
+                list.unwrap_or_default()
+            };
+            let mut into = vec![u32::MAX; pages as usize];
+            let room = other_device.alloc_cyclic_into(start, &mut into);
+            let source = lists(device.alloc_cyclic(start, pages), &mut into, room);
+            let mut into = vec![u32::MAX; source.len()];
+            let room = ownership.allocate_backup_into(&mut other_host, &source, &mut into);
+            let saved = lists(ownership.allocate_backup(&mut host, &source), &mut into, room);
+            let mut into = vec![u32::MAX; saved.len()];
+            let room = ownership.allocate_restore_into(&mut other_device, &saved, &mut into);
+            lists(ownership.allocate_restore(&mut device, &saved), &mut into, room);
+            assert!(pairs.iter().all(|(list, written)| list == written), "{pairs:?}");
+            assert_eq!((device.digest(), host.digest()), (other_device.digest(), other_host.digest()));
+        }
+        let mut into = [u32::MAX; 40];
+        assert!(!device.alloc_cyclic_into(0, &mut into), "no pool has so many pages");
+        assert!(!ownership.allocate_backup_into(&mut host, &[0, 1], &mut into[..1]), "another length");
+        assert!(!ownership.allocate_restore_into(&mut device, &[0, 1], &mut into[..1]), "another length");
+        assert_eq!(into, [u32::MAX; 40], "nothing is written without room");
+        assert_eq!((device.digest(), host.digest()), (other_device.digest(), other_host.digest()));
+    }
+}

@@ -3,7 +3,8 @@
 use super::support::{faulty, topology};
 use crate::rules::{Rule, Rules};
 use crate::sim::{
-    Choices, Engine, EngineConfig, MixedWorld, World, explore, mutation_gate, replay, shrink, worlds_against,
+    Choices, Engine, EngineConfig, Faults, MixedWorld, World, explore, mutation_gate, replay, shrink,
+    worlds_against,
 };
 
 /// Schedules in the long walk: `HICACHE_RANKS_SCHEDULES`, otherwise what a test run has time for.
@@ -21,6 +22,22 @@ fn i24_the_same_choices_give_the_same_run() {
         replay(&mut engine, choices.taken()).expect("the same");
         assert_eq!((engine.traces(), engine.steps()), (first, steps));
         assert!(engine.events() > 0);
+    }
+}
+
+#[test]
+fn i24_a_schedule_runs_in_a_used_world_as_in_a_new_one() {
+    let faults = Faults { crash: true, drop: true, ..Faults::SURVIVABLE };
+    for (pp, cp, tp) in [(2, 1, 1), (2, 1, 2)] {
+        let config = EngineConfig { trace: true, faults, ..faulty(pp, cp, tp) };
+        let run = |engine: &mut Engine, seed| {
+            let end = engine.run(&mut Choices::from_seed(seed));
+            (end, engine.traces(), engine.steps(), engine.events(), engine.errors())
+        };
+        let mut used = Engine::new(config);
+        for seed in 0..20 {
+            assert_eq!(run(&mut used, seed), run(&mut Engine::new(config), seed), "seed {seed}");
+        }
     }
 }
 
