@@ -133,7 +133,7 @@ impl Writer<'_> {
         pages: Range<usize>,
     ) -> std::result::Result<Written, Refusal> {
         let (mut parts, mut units) = (Vec::new(), Vec::new());
-        for pages in self.lanes(chain, pages.clone()) {
+        for pages in self.parts(chain, pages.clone()) {
             let mut plans = Vec::new();
             for ((pool, memory), missing) in self.pools.iter().zip(memory).zip(chain.missing) {
                 for pages in consecutive(missing, pages.clone()) {
@@ -182,25 +182,18 @@ impl Writer<'_> {
         })
     }
 
-    /// Cuts pages into parts of about the same bytes, as many as it is worth writing side by side.
-    fn lanes(&self, chain: &Chain<'_>, pages: Range<usize>) -> Vec<Range<usize>> {
+    /// Pages in parts, as many as it is worth writing side by side.
+    fn parts(&self, chain: &Chain<'_>, pages: Range<usize>) -> Vec<Range<usize>> {
         let missing_bytes = |page: usize| -> u64 {
             let of_pool = |(pool, missing): (&PoolState, &Vec<bool>)| {
                 if missing[page] { pool.form.page_bytes } else { 0 }
             };
             self.pools.iter().zip(chain.missing).map(of_pool).sum()
         };
-        let all: u64 = pages.clone().map(missing_bytes).sum();
-        let lanes = (all / LANE_BYTES).clamp(1, self.engine.lanes() as u64);
-        let (mut parts, mut start, mut bytes) = (Vec::new(), pages.start, 0);
-        for page in pages.clone() {
-            bytes += missing_bytes(page);
-            if bytes * lanes >= all * (parts.len() as u64 + 1) && bytes > 0 {
-                parts.push(start..page + 1);
-                start = page + 1;
-            }
-        }
-        parts
+        let bytes: Vec<u64> = pages.clone().map(missing_bytes).collect();
+        let most = (bytes.iter().sum::<u64>() / LANE_BYTES).clamp(1, self.engine.lanes() as u64);
+        let parts = cut_evenly(&bytes, most).into_iter();
+        parts.map(|part| pages.start + part.start..pages.start + part.end).collect()
     }
 
     /// Writes raw pages from where they are, each chunk right after its checksums while it is in cache.
@@ -417,6 +410,20 @@ fn compress_page(
     Ok((stored, blocks))
 }
 
+/// Cuts pages of so many bytes into at most `most` parts of about the same bytes. Each part ends with a page that has some.
+fn cut_evenly(bytes: &[u64], most: u64) -> Vec<Range<usize>> {
+    let all: u64 = bytes.iter().sum();
+    let (mut parts, mut start, mut so_far) = (Vec::new(), 0, 0);
+    for (page, &bytes) in bytes.iter().enumerate() {
+        so_far += bytes;
+        if bytes > 0 && so_far * most >= all * (parts.len() as u64 + 1) {
+            parts.push(start..page + 1);
+            start = page + 1;
+        }
+    }
+    parts
+}
+
 /// A chain that is longer than the root can hold.
 #[derive(Debug)]
 struct Displaced;
@@ -463,5 +470,20 @@ impl Refusal {
 
     pub(crate) fn from_error(error: Error) -> Self {
         Refusal { outcome: BackupOutcome::Error, counter: Counter::BackupError, reason: error.to_string() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::cut_evenly;
+
+    #[test]
+    fn parts_are_even_and_none_is_empty() {
+        assert_eq!(cut_evenly(&[1; 10], 4), [0..3, 3..5, 5..8, 8..10]);
+        assert_eq!(cut_evenly(&[1; 10], 1), [0..10]);
+        assert_eq!(cut_evenly(&[1; 2], 4), [0..1, 1..2]);
+        // Pages that are there already bring nothing, and are no part alone.
+        assert_eq!(cut_evenly(&[8, 0, 0, 8], 4), [0..1, 1..4]);
+        assert_eq!(cut_evenly(&[0, 0, 9, 0, 1], 4), [0..3, 3..5]);
     }
 }
