@@ -98,6 +98,11 @@ impl DevicePlans {
         Arc::new(DeviceEvent { event, error_word: None })
     }
 
+    /// A word for reports, as [`Executor::name`].
+    pub fn name(&self) -> &'static str {
+        if self.device.has_kernels() { "kernel" } else { "copy engine" }
+    }
+
     /// How the layers went so far.
     pub fn report(&self) -> DeviceReport {
         let found = self.device.report();
@@ -288,6 +293,7 @@ impl DeviceCopies {
         }
         // A block that only waits here for its next layer is free again.
         *last = None;
+        self.plans.device.release_done().map_err(refused)?;
         let bytes: usize = slots.pools.iter().map(|pool| 2 * size_of_val(pool.source())).sum();
         let block = self.plans.blocks.lease(&self.plans.device, bytes)?;
         let mut end = 0;
@@ -316,7 +322,7 @@ impl DeviceCopies {
 
 impl Executor for DeviceCopies {
     fn name(&self) -> &'static str {
-        if self.plans.device.has_kernels() { "kernel" } else { "copy engine" }
+        self.plans.name()
     }
 
     fn wait(&self, event: &Event) -> Result<()> {
