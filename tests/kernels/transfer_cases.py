@@ -158,7 +158,7 @@ def plans(way):
                 assert (found[[2, 3]] == CANARY).all(), (name, layout)
             report = sides.plan.report()
             # Runs of 128 KiB and more, tokens of a page together on both sides, are worth a descriptor each.
-            are_long = name == "long" and layout in ("layer_first", "page_first_direct")
+            are_long = name == "long" and layout in ("layer_first", "page_first_direct", "page_unified(4)")
             expected_way = "copy_engine" if way == "copy_engine" or (way == "auto" and are_long) else "kernel"
             other = {"kernel": "copy_engine", "copy_engine": "kernel"}[expected_way]
             assert report[f"{expected_way}_layers"] == 2 * LAYERS, report

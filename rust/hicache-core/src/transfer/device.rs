@@ -223,6 +223,8 @@ impl DeviceCopies {
     /// As [`Executor::copy`]; `Geometry` for a destination that is read-only.
     pub fn submit(&self, plan: &LayerPlan, slots: &Arc<Slots>) -> Result<()> {
         check_error_word(&self.plans.error_word)?;
+        // Should the driver refuse a launch after others, the last event says nothing of those.
+        *lock(&self.last) = None;
         if plan.moves.iter().all(|one| slots.pools[one.pool].pairs().next().is_none()) {
             return Ok(());
         }

@@ -20,12 +20,13 @@ use crate::view::{PyView, deadline};
 /// Restores and backups of a view through a plan, layer by layer, each on a thread of its own.
 #[pyclass(frozen, name = "LayerwiseRestore", module = "hicache_store")]
 pub(crate) struct PyLayerwiseRestore {
+    /// Goes before the plan, whose end waits for the device without the interpreter's lock.
+    copies: Copies,
     restore: LayerwiseRestore,
     backup: LayerwiseBackup,
     plan: Py<PyTransferPlan>,
     view: Arc<View>,
     store: Store,
-    copies: Copies,
 }
 
 /// What carries the copies out.

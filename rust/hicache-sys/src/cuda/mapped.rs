@@ -55,12 +55,15 @@ impl MappedMemory {
         self.device.extent().base + offset as u64
     }
 
-    /// The word at byte `offset`, which the device may write meanwhile.
+    /// The word at byte `offset`, which the device may write meanwhile; 0 in a forked child, which has none.
     ///
     /// # Panics
     /// Where there is no aligned word.
     pub fn word(&self, offset: usize) -> u32 {
         assert!(offset.is_multiple_of(4), "a word at an aligned offset");
+        if self.is_empty() {
+            return 0;
+        }
         let place = self.region.pointer(offset as u64, 4).expect("a word inside").cast();
         // SAFETY: four aligned bytes of memory that lives as long as `self`; whoever else writes them, the device,
         // does so in one piece.

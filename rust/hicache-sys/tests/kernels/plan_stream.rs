@@ -137,3 +137,53 @@ fn a_stream_takes_what_was_lent_and_holds_it_until_the_device_is_done() {
         run.log.lines().filter(|line| !["push", "pop"].contains(&line.split(' ').next().unwrap())).collect();
     assert!(calls.last().unwrap().starts_with("synchronize event"), "{calls:?}");
 }
+
+/// In a process of its own: layers of several launches each.
+pub fn layer() {
+    let device = PlanDevice::new(0).unwrap();
+    // SAFETY: the stub looks at no handle.
+    let stream = |handle| unsafe { PlanStream::new(&device, handle, Wishes::default()) };
+    let submit = |stream: &PlanStream, plans: &[SegmentPlan]| {
+        stream.submit(plans, &touched("layer", true), IndexPlace::Device).map(drop)
+    };
+    let own = stream(0x51).unwrap();
+    // One that is wrong, and none is launched.
+    assert!(matches!(submit(&own, &[plan(64), plan(65)]), Err(SubmitError::Plan(_))));
+    submit(&own, &[plan(64), plan(3), plan(1)]).unwrap();
+    std::fs::write(format!("{}.done", std::env::var("STUB_LOG").unwrap()), "").unwrap();
+    submit(&own, &[plan(64), plan(3)]).unwrap();
+
+    let error = submit(&stream(0xcab).unwrap(), &[plan(1)]).unwrap_err();
+    assert!(error.to_string().contains("captured"), "{error}");
+    assert!(stream(2).unwrap_err().to_string().contains("PER_THREAD"));
+    submit(&stream(1).unwrap(), &[plan(1)]).unwrap();
+}
+
+#[test]
+fn the_launches_of_a_layer_share_one_event() {
+    let cache = scratch("plan_layer");
+    let Some(run) = run("plan_layer", &cache, &[]) else { return };
+    let calls = run.log.lines().filter(|line| line.starts_with("launch") || line.starts_with("record"));
+    let calls: Vec<String> = calls
+        .map(|line| {
+            let stream = line.split("stream ").nth(1).unwrap().split([':', ' ']).next().unwrap();
+            format!("{} {stream}", line.split(' ').next().unwrap())
+        })
+        .collect();
+    let expected = [
+        "launch 0x51",
+        "launch 0x51",
+        "launch 0x51",
+        "record 0x51",
+        "launch 0x51",
+        "launch 0x51",
+        "record 0x51",
+    ];
+    assert_eq!(calls[..7], expected);
+    // The stub prints no 0x for the default stream.
+    assert_eq!(calls[7..], ["launch 0", "record 0"]);
+    // What has come is used again.
+    let events: std::collections::HashSet<&str> =
+        run.lines("record").into_iter().map(|line| line.split(' ').nth(2).unwrap()).collect();
+    assert_eq!(events.len(), 1, "{events:?}");
+}
