@@ -1572,7 +1572,7 @@ class TransferPlan:
         """
 
     def wait(self) -> None:
-        """Waits until the device has done everything that was submitted, on any stream; at once for host memory.
+        """Waits until the device has done all that was submitted, on any stream; at once for host memory.
 
         Raises:
             DeviceError: The work failed, or an index was past its limit.
@@ -1592,8 +1592,8 @@ class LayerwiseRestore:
         call names one.
 
         Raises:
-            ConfigError: The plan has other pools than the view, or host memory that is not registered with the
-                driver of the device.
+            ConfigError: The plan has other pools than the view, or host memory that is not registered with
+                the driver of the device.
             GeometryError: A host pool is laid out otherwise than the view says, or is memory of a device.
             UnsupportedError: Memory of a device that cannot be reached here.
             DeviceError: The driver refused.

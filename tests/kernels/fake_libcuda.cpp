@@ -4,6 +4,7 @@
 // FAKE_LOG        file that gets a line for each call: wait, launch, copy, record
 // FAKE_LATE=1     what a stream is given is done when somebody waits for it or asks often, not before; one order for all streams
 // FAKE_DUPLICATE  the index check finds its second index changed to the first, as by a stray write
+// FAKE_REFUSE     of so many launches of copies one is refused, the last
 // FAKE_PAST       likewise each launch its first destination index, beyond the limit
 #include "host_shim.h"
 
@@ -147,11 +148,7 @@ int cuEventSynchronize(void* handle) {
   while (event->done < event->recorded) do_one();
   return 0;
 }
-int cuEventDestroy_v2(void* event) {
-  do_all();
-  delete static_cast<Event*>(event);
-  return 0;
-}
+int cuEventDestroy_v2(void*) { return 0; }  // what was recorded goes on, and needs it
 int cuEventElapsedTime(float* ms, void*, void*) { return give(ms, 1.0f); }
 int cuMemAlloc_v2(uint64_t* address, size_t bytes) {
   return give(address, reinterpret_cast<uint64_t>(std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096)));
@@ -216,6 +213,9 @@ int cuLaunchKernel(void* kernel, unsigned grid, unsigned, unsigned, unsigned blo
       run(grid, block, [&] { hicache_index_check(index, bytes, count, limit, seen, report); });
     });
   }
+  const char* refuse = std::getenv("FAKE_REFUSE");
+  static int launches = 0;
+  if (refuse && ++launches % std::atoi(refuse) == 0) return 2;
   // The driver copies the arguments before it returns.
   const SegmentPlan plan = *static_cast<const SegmentPlan*>(arguments[0]);
   const std::string copy = "hicache_segment_copy_";

@@ -31,14 +31,18 @@ def driver(tmp_path_factory):
 @pytest.fixture
 def run(driver, tmp_path):
     def run(*case, late=True, **variables):
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("HICACHE_CUDA_")}
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith("HICACHE_CUDA_")
+        }
         environment |= {"LD_LIBRARY_PATH": str(driver), "HICACHE_NVRTC": str(driver / "libnvrtc.so")}
         environment |= {"FAKE_LOG": str(tmp_path / "log"), "STUB_LOG": str(tmp_path / "nvrtc")}
         environment |= {"HICACHE_CACHE_DIR": str(tmp_path / "cache"), **variables}
         if late:
             environment["FAKE_LATE"] = "1"
         command = (sys.executable, str(HERE / "transfer_cases.py"), *case)
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=110, env=environment)
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=110, env=environment
+        )
         assert (done.returncode, done.stdout) == (0, "done\n"), done.stdout + done.stderr
 
     return run
@@ -72,6 +76,14 @@ def test_what_cannot_be_is_refused_and_nothing_is_submitted(run):
 
 def test_an_index_past_its_limit_is_told_when_the_device_is_done(run):
     run("error_word", FAKE_PAST="1")
+
+
+def test_a_launch_that_the_driver_refuses_is_an_error_and_nothing_is_let_go_early(run):
+    run("refused_launch", FAKE_REFUSE="2")
+
+
+def test_a_restore_whose_launch_is_refused_is_given_up_when_the_device_is_done(run):
+    run("layerwise", "kernel", FAKE_REFUSE="2")
 
 
 def test_the_debug_check_refuses_destinations_named_twice(run):
