@@ -9,7 +9,6 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
 
 use hicache_sys::Region;
 use hicache_sys::cuda::{
@@ -18,15 +17,13 @@ use hicache_sys::cuda::{
 };
 use hicache_sys::segment_plan::{IndexSlice, IndexVector, IndexWidth, SegmentPlan};
 
-use super::event::{Completion, Event};
+use super::device_event::{DeviceEvent, check_error_word, refused};
+use super::event::Event;
 use super::executor::Executor;
 use super::lower::{IndexUnit, Indices, PoolIndices};
 use super::plan::{LayerPlan, Memory, TransferPlan};
 use super::slots::{PoolSlots, Slots};
 use crate::{Error, ErrorKind, Result};
-
-/// Longest sleep between two looks at an event, where there is a deadline.
-const LONGEST_SLEEP: Duration = Duration::from_millis(1);
 
 /// What the memory of one plan is to a device, made once; the streams of all its transfers share it.
 #[derive(Debug)]
@@ -95,7 +92,7 @@ impl DevicePlans {
 
     /// An event of the device's driver, as transfers wait for it.
     pub fn event(&self, event: PlanEvent) -> Arc<DeviceEvent> {
-        Arc::new(DeviceEvent { event, error_word: None })
+        Arc::new(DeviceEvent::new(event, None))
     }
 
     /// A word for reports, as [`Executor::name`].
@@ -341,7 +338,7 @@ impl Executor for DeviceCopies {
     fn record(&self, _step: Option<u32>) -> Result<Event> {
         let last = lock(&self.last).clone();
         let event = last.map_or_else(|| self.stream.record(), Ok).map_err(refused)?;
-        Ok(Arc::new(DeviceEvent { event, error_word: Some(Arc::clone(&self.plans.error_word)) }))
+        Ok(Arc::new(DeviceEvent::new(event, Some(Arc::clone(&self.plans.error_word)))))
     }
 }
 
@@ -359,67 +356,6 @@ fn pool_indices(pool: &PoolSlots, source: IndexVector, destination: IndexVector)
     let pages = pages.map_err(|_| Error::geometry("expected fewer than 2^32 pages in a batch"))?;
     let indices = |vector| Indices { vector, unit: IndexUnit::Page };
     Ok(PoolIndices { pages, source: indices(source), destination: indices(destination) })
-}
-
-/// An event of a device's driver: the end of our own copies, or one of somebody else's.
-#[derive(Debug)]
-pub struct DeviceEvent {
-    event: PlanEvent,
-    /// Of our own copies.
-    error_word: Option<Arc<MappedMemory>>,
-}
-
-impl DeviceEvent {
-    fn look(&self) -> Result<bool> {
-        if !self.event.is_done().map_err(refused)? {
-            return Ok(false);
-        }
-        self.error_word.as_deref().map_or(Ok(()), check_error_word)?;
-        Ok(true)
-    }
-}
-
-impl Completion for DeviceEvent {
-    fn is_done(&self) -> Result<bool> {
-        self.look()
-    }
-
-    fn wait_until(&self, deadline: Option<Instant>) -> Result<bool> {
-        let Some(deadline) = deadline else {
-            self.event.synchronize().map_err(refused)?;
-            // What the device is done with is let go by whoever sees that it is.
-            self.event.device().release_done().map_err(refused)?;
-            return self.look();
-        };
-        let mut sleep = Duration::from_micros(20);
-        while !self.look()? {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Ok(false);
-            }
-            std::thread::sleep(sleep.min(left));
-            sleep = LONGEST_SLEEP.min(sleep * 2);
-        }
-        Ok(true)
-    }
-
-    fn on_device(&self) -> Option<&PlanEvent> {
-        Some(&self.event)
-    }
-}
-
-fn check_error_word(word: &MappedMemory) -> Result<()> {
-    match word.word(0) {
-        0 => Ok(()),
-        bits => Err(Error::new(
-            ErrorKind::Device,
-            format!("expected indices below their limits, found others in segments {bits:#b} of a launch"),
-        )),
-    }
-}
-
-fn refused(error: CudaError) -> Error {
-    Error::new(ErrorKind::Device, error.to_string())
 }
 
 fn not_submitted(error: SubmitError) -> Error {

@@ -20,6 +20,7 @@
 mod backup;
 mod cpu;
 mod device;
+mod device_event;
 mod event;
 mod executor;
 mod gate;
@@ -31,7 +32,8 @@ mod stream;
 
 pub use backup::{LayerwiseBackup, LayerwiseBackupTicket, TransferBackup};
 pub use cpu::{CpuCopies, copy_pages};
-pub use device::{DeviceCopies, DeviceEvent, DevicePlans, DeviceReport};
+pub use device::{DeviceCopies, DevicePlans, DeviceReport};
+pub use device_event::DeviceEvent;
 pub use event::{Completion, Event, HostEvent};
 pub use executor::Executor;
 pub use gate::LayerGate;

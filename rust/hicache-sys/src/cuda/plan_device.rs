@@ -91,6 +91,15 @@ fn is_debugging() -> Result<bool, String> {
     }
 }
 
+/// What a stream was given, until the event behind it has come.
+#[derive(Debug)]
+struct Pending {
+    event: Arc<Event>,
+    touched: Arc<Touched>,
+    /// Of the stream, which may be gone.
+    handle: u64,
+}
+
 /// A device with its kernels, shared by the streams that carry out plans on it. It holds what they touch until the
 /// device is done; dropping it waits for that.
 #[derive(Debug)]
@@ -100,7 +109,7 @@ pub struct PlanDevice {
     primary: Primary,
     ordinal: u32,
     checks_indices: bool,
-    pending: Mutex<Vec<(Arc<Event>, Arc<Touched>)>>,
+    pending: Mutex<Vec<Pending>>,
     idle: Mutex<Vec<Event>>,
 }
 
@@ -214,7 +223,8 @@ impl PlanDevice {
     ) -> Result<(), CudaError> {
         let recorded = event.record(stream);
         if recorded.is_ok() {
-            self.pending().push((Arc::clone(event), Arc::clone(touched)));
+            let (event, touched) = (Arc::clone(event), Arc::clone(touched));
+            self.pending().push(Pending { event, touched, handle: stream.handle() });
         } else if stream.synchronize(self.driver).is_err_and(|error| !error.is_gone()) {
             // Nothing says when the device is done: rather memory that is never given back.
             std::mem::forget(Arc::clone(touched));
@@ -230,17 +240,21 @@ impl PlanDevice {
         let _entered = self.enter()?;
         let mut done = Vec::new();
         let mut pending = self.pending();
-        // Streams are in no order among each other.
-        let mut place = 0;
-        while let Some((event, _)) = pending.get(place) {
-            match event.is_done()? {
-                true => done.push(pending.remove(place)),
-                false => place += 1,
+        // A stream does its work in order: what is behind work that is not done is not done. Streams are in no order
+        // among each other.
+        let (mut place, mut busy) = (0, Vec::new());
+        while let Some(one) = pending.get(place) {
+            if busy.contains(&one.handle) {
+                place += 1;
+            } else if one.event.is_done()? {
+                done.push(pending.remove(place));
+            } else {
+                busy.push(one.handle);
             }
         }
         drop(pending);
         // Owners are let go without the lock; events that nobody else knows are used again.
-        for (event, touched) in done {
+        for Pending { event, touched, .. } in done {
             drop(touched);
             self.keep(event);
         }
@@ -264,9 +278,11 @@ impl PlanDevice {
     pub fn drain(&self) -> Result<(), CudaError> {
         let _entered = self.enter()?;
         loop {
-            let Some((event, _)) = self.pending().first().cloned() else { return Ok(()) };
+            let Some(event) = self.pending().first().map(|first| Arc::clone(&first.event)) else {
+                return Ok(());
+            };
             event.synchronize()?;
-            let is_this = |(known, _): &(Arc<Event>, Arc<Touched>)| Arc::ptr_eq(known, &event);
+            let is_this = |one: &Pending| Arc::ptr_eq(&one.event, &event);
             let done = {
                 let mut pending = self.pending();
                 let place = pending.iter().position(is_this);
@@ -277,7 +293,7 @@ impl PlanDevice {
         }
     }
 
-    fn pending(&self) -> MutexGuard<'_, Vec<(Arc<Event>, Arc<Touched>)>> {
+    fn pending(&self) -> MutexGuard<'_, Vec<Pending>> {
         self.pending.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
