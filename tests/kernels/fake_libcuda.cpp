@@ -114,7 +114,10 @@ int cuCtxPushCurrent_v2(void*) { return 0; }
 int cuDeviceGetCount(int* count) { return give(count, 1); }
 int cuCtxGetCurrent(void** context) { return give(context, static_cast<void*>(nullptr)); }
 int cuCtxPopCurrent_v2(void** context) { return give(context, static_cast<void*>(nullptr)); }
-int cuDevicePrimaryCtxRelease_v2(int) { return 0; }
+int cuDevicePrimaryCtxRelease_v2(int) {
+  note("release");
+  return 0;
+}
 int cuPointerGetAttribute(void* value, int, uint64_t) { return give(static_cast<int*>(value), 0); }
 int cuStreamCreate(void** stream, unsigned) { return give(stream, reinterpret_cast<void*>(0x57)); }
 int cuStreamSynchronize(void*) {

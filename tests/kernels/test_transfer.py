@@ -74,6 +74,10 @@ def test_what_cannot_be_is_refused_and_nothing_is_submitted(run):
     run("refusals")
 
 
+def test_a_forked_child_has_no_part_in_a_plan(run):
+    run("forked")
+
+
 def test_an_index_past_its_limit_is_told_when_the_device_is_done(run):
     run("error_word", FAKE_PAST="1")
 

@@ -284,6 +284,25 @@ def refused(kind, words, call, *arguments, **keywords):
         call(*arguments, **keywords)
 
 
+def forked():
+    """A forked child is refused, and what it lets go is left to the parent."""
+    sides = Sides()
+    sides.plan.restore([0], [0], stream=STREAM)
+    before = len(log())
+    child = os.fork()
+    if child == 0:
+        refused(DeviceError, "forked child", sides.plan.restore, [0], [0], stream=STREAM)
+        refused(DeviceError, "forked child", sides.plan.wait)
+        sides.plan = None
+        gc.collect()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert len(log()) == before, log()[before:]
+    expected = sides.expected([0], [0])
+    sides.plan.wait()
+    assert sides.is_exact(expected)
+
+
 def error_word():
     """An index that is past its limit on the device is told when the work has been done, and from then on."""
     sides = Sides()
