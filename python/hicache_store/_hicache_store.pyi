@@ -1425,9 +1425,11 @@ class TransferPool:
         """Returns a pool, whose memory is held as long as a plan of it lives.
 
         Memory is what `View.restore` takes (a buffer, CPU tensor or `Region`), or `(address, bytes)` of host
-        memory that the caller keeps alive, or a list with one of these for each buffer of the layout. A
-        tensor on a device, and `(address, bytes, "cuda")`, are memory of a device: never touched by the
-        processor, and kept alive by the caller.
+        memory that the caller keeps alive, or a list with one of these for each buffer of the layout. A CUDA
+        tensor, as of torch, and any object with `__cuda_array_interface__` are memory of a device, never
+        touched by the processor; so is `(address, bytes, "cuda")`, which the caller keeps alive. Where a plan
+        has memory of a device, its host memory is registered with the driver: a `HostPool` with
+        `register="require"`.
 
         Args:
             name: The pool's name, as the store's view has it.
@@ -1456,14 +1458,25 @@ class TransferPlan:
     """How the pages of all pools come from host pools to device rows and back, layer by layer.
 
     Made once: every address is checked here, for every slot. Layers are counted from 0 in this rank's part of
-    the model. On host memory the processor copies; the calls then return when the copies are done.
+    the model. On host memory the processor copies; the calls then return when the copies are done. Where some
+    memory is a device's, copies are given to a stream of it, one launch and one event a layer, and the calls
+    return at once: what they touch is held until the device is done, and dropping the plan waits for that.
     """
 
-    def __new__(cls, pools: Sequence[TransferPool], *, threads: int = 1) -> Self:
-        """Returns the plan of `pools`, copied by `threads` threads where a layer has at least 4 MiB.
+    def __new__(cls, pools: Sequence[TransferPool], *, threads: int = 1, way: str = "auto") -> Self:
+        """Returns the plan of `pools`.
+
+        Where memory is a device's, the device's kernels are loaded now, which may take a second. What is
+        missing there is said by the first transfer.
+
+        Args:
+            pools: Pools of one transfer, in the order of the store's view.
+            threads: Threads of the processor, for host memory and layers of at least 4 MiB.
+            way: How copies go to a device: "kernel", "copy_engine", or "auto", which takes the copy engine
+                where there are no kernels, or every run has 128 KiB and more. See `report`.
 
         Raises:
-            ConfigError: No pools, or a number of threads that is not 1 to 1024.
+            ConfigError: No pools, an unknown way, or a number of threads that is not 1 to 1024.
             GeometryError: Memory smaller than its layout says, a layer that the device does not hold, or host
                 and device layouts of different pools.
         """
@@ -1490,21 +1503,30 @@ class TransferPlan:
         after: Sequence[HostEvent | int] | None = None,
         events: Sequence[HostEvent | int] | None = None,
     ) -> int:
-        """Copies pages from host slots to device slots; returns the bytes that were copied.
+        """Copies pages from host slots to device slots; returns the bytes that are copied.
 
         Args:
             host_slots: The host slot of each page, `[pages]`; -1 leaves the page out. One list for all pools,
                 or a dict by pool name.
             device_slots: The device slot of each page, `[pages]`, none twice; -1 leaves the page out.
             layers: First layer and one past the last; None copies all.
-            stream: Handle of the stream that carries the copies out; 0 is the host's own.
-            after: Events, or their handles, that come before the first copy begins.
-            events: An event for each layer, set when that layer has been copied.
+            stream: Handle of the stream that carries the copies out, as
+                `torch.cuda.current_stream().cuda_stream`; 0 is the device's default stream. It lives until
+                the call has returned. For host memory only 0, the host's own.
+            after: Events that come before the first copy begins: host events or their handles, and for memory
+                of a device handles of its driver's events, as torch's `event.cuda_event` after its first
+                record. The stream waits for the driver's; for host events the call waits.
+            events: An event for each layer: for host memory host events, set when that layer has been copied;
+                for memory of a device handles of the driver's events, recorded behind that layer.
 
         Raises:
             GeometryError: Slots that do not fit, or destination memory that is read-only.
-            ConfigError: A pool that is missing or unknown, layers or events that do not fit.
-            UnsupportedError: Memory of a device, or a stream of one.
+            ConfigError: A pool that is missing or unknown, layers or events that do not fit; host memory that
+                is not registered with the driver of the device.
+            UnsupportedError: Memory of a device that cannot be reached here, the way asked for cannot be had,
+                or a stream of a device for host memory.
+            DeviceError: The driver refused. An index that passed its limit in the device's memory is told
+                when the work has been done, by `wait` or the next call, and from then on.
         """
 
     def backup(
@@ -1531,6 +1553,32 @@ class TransferPlan:
             GeometryError: As for `restore`.
             ConfigError: As for `restore`.
             UnsupportedError: As for `restore`.
+            DeviceError: As for `restore`.
+        """
+
+    def report(self) -> dict[str, Any]:
+        """Returns how layers went, by name.
+
+        "by": what moves the bytes, such as "the CPU", "kernels compiled by NVRTC", "the copy engine". For
+        memory of a device also "device" (its number, from 0), "capability" (10 x major + minor), "tried" (how
+        kernels were looked for, a list of source and outcome), "kernel_layers" and "copy_engine_layers"
+        (layers given to each so far), and "last" (the way of the last layer and why, or None).
+
+        Raises:
+            ConfigError: As for `restore`.
+            GeometryError: Memory of several devices.
+            UnsupportedError: As for `restore`.
+            DeviceError: As for `restore`.
+        """
+
+    def wait(self) -> None:
+        """Waits until the device has done all that was submitted, on any stream; at once for host memory.
+
+        Raises:
+            DeviceError: The work failed, or an index was past its limit.
+            ConfigError: As for `restore`.
+            GeometryError: Memory of several devices.
+            UnsupportedError: As for `restore`.
         """
 
 @final
@@ -1538,11 +1586,17 @@ class LayerwiseRestore:
     """Restores from the store to host slots to device slots, first layer first; and backups in reverse."""
 
     def __new__(cls, view: View, plan: TransferPlan) -> Self:
-        """Returns the restores of a view through a plan, with a stream of its own for the copies.
+        """Returns the restores of a view through a plan.
+
+        On host memory they have a stream of their own for the copies; where device rows are a device's, each
+        call names one.
 
         Raises:
-            ConfigError: The plan has other pools than the view.
-            GeometryError: A host pool is laid out otherwise than the view says.
+            ConfigError: The plan has other pools than the view, or host memory that is not registered with
+                the driver of the device.
+            GeometryError: A host pool is laid out otherwise than the view says, or is memory of a device.
+            UnsupportedError: Memory of a device that cannot be reached here.
+            DeviceError: The driver refused.
         """
 
     @property
@@ -1551,7 +1605,7 @@ class LayerwiseRestore:
 
     @property
     def executor(self) -> str:
-        """What carries the copies out: "cpu"."""
+        """What carries the copies out: "cpu", "kernel" or "copy engine"."""
 
     def start(
         self,
@@ -1578,8 +1632,10 @@ class LayerwiseRestore:
                 in turn, each again when it has been copied. One list for all pools, or a dict by pool name.
             device_slots: The device slot of each page, `[pages]`, none twice; -1 brings it to the host only.
             host_free: Events, or their handles, of earlier uses of the host slots.
-            device_free: Events of earlier uses of the device rows, as of a step that still writes them.
-            stream: As for `TransferPlan.restore`.
+            device_free: Events of earlier uses of the device rows, as of a step that still writes them. The
+                stream waits for those of the driver, and no thread.
+            stream: As for `TransferPlan.restore`, and it lives until `LayerTicket.wait_drained`, as do the
+                driver's events given here.
             timeout: Seconds; pages that were not read by then are "late" in all layers.
             bounce: As for `View.restore`.
             announce: "pages": no layer is ready before every page is known to be whole. "layers": each is
@@ -1591,7 +1647,7 @@ class LayerwiseRestore:
         Raises:
             GeometryError: Slots that do not fit.
             ConfigError: A key is no digest, a pool is missing or unknown, an option is unknown.
-            UnsupportedError: A stream of a device.
+            UnsupportedError: A stream of a device for host memory.
         """
 
     def start_backup(
@@ -1627,7 +1683,7 @@ class LayerwiseRestore:
         Raises:
             GeometryError: Slots that do not fit.
             ConfigError: As for `View.backup`, or a number of events that is not that of the layers.
-            UnsupportedError: A stream of a device.
+            UnsupportedError: A stream of a device for host memory.
         """
 
 @final
@@ -1641,6 +1697,7 @@ class LayerTicket:
             ConfigError: There is no such layer.
             StoreClosedError: The restore was given up, or withdrawn.
             StoreIOError: The copies failed.
+            DeviceError: The copies of a device failed.
         """
 
     def read(self, layer: int) -> None:
@@ -1661,6 +1718,24 @@ class LayerTicket:
             StoreIOError: As for `is_ready`.
         """
 
+    def hold_back(self, layer: int, stream: int, timeout: float | None = None) -> bool:
+        """Lets a stream of the device wait for a layer, whose reader then need not.
+
+        Waits, for `timeout` seconds, until the layer's copies have been given to the device and its pages
+        announced; returns whether they were. What `stream` is given after that begins after the copies.
+
+        Args:
+            layer: The layer, from 0.
+            stream: Handle of the reader's stream; 0 is the device's default stream.
+            timeout: Seconds; None waits as long as it takes.
+
+        Raises:
+            ConfigError: There is no such layer or stream, or the timeout is not a number.
+            StoreClosedError: As for `is_ready`.
+            UnsupportedError: The rows are memory of the host.
+            DeviceError: The driver refused.
+        """
+
     def wait_drained(self, timeout: float | None = None) -> bool:
         """Waits until nothing touches the host or device slots any more; returns whether that is so.
 
@@ -1674,6 +1749,7 @@ class LayerTicket:
         Raises:
             StoreClosedError: The store was closed meanwhile.
             StoreIOError: The copies failed.
+            DeviceError: The copies of a device failed.
         """
 
 @final
@@ -1694,6 +1770,7 @@ class BackupTicket:
             ConfigError: It has answered before.
             StoreClosedError: The store was closed meanwhile.
             StoreIOError: The copies failed.
+            DeviceError: The copies of a device failed.
         """
 
 def _error_kinds() -> list[str]:

@@ -1,10 +1,22 @@
 // A driver whose device is this CPU: memory is memory, a launch runs the kernels' own source, thread after thread and
-// unchecked. For dry runs of the device check, which finds it as libcuda.so.1.
+// unchecked. For dry runs of the device check, and for transfers, which find it as libcuda.so.1.
+//
+// FAKE_LOG        file that gets a line for each call: wait, launch, copy, record
+// FAKE_LATE=1     what a stream is given is done when somebody waits for it or asks often, not before; one order for all streams
+// FAKE_DUPLICATE  the index check finds its second index changed to the first, as by a stray write
+// FAKE_REFUSE     of so many launches of copies one is refused, the last
+// FAKE_PAST       likewise each launch its first destination index, beyond the limit
 #include "host_shim.h"
 
 #include "segment_copy.cu"
 
+#include <cstdarg>
+#include <cstdio>
 #include <cstdlib>
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
 #include <string>
 
 thread_local HostDim threadIdx, blockIdx, blockDim, gridDim;
@@ -32,9 +44,62 @@ int give(Value* place, Value value) {
   return 0;
 }
 
+void note(const char* format, ...) {
+  const char* path = std::getenv("FAKE_LOG");
+  FILE* log = path ? std::fopen(path, "a") : nullptr;
+  if (!log) return;
+  std::va_list list;
+  va_start(list, format);
+  std::vfprintf(log, format, list);
+  va_end(list);
+  std::fputc('\n', log);
+  std::fclose(log);
+}
+
+bool is_set(const char* name) { return std::getenv(name) != nullptr; }
+
+std::recursive_mutex lock;
+std::deque<std::function<void()>> queue;   // what streams were given and have not done, under FAKE_LATE
+unsigned queries = 0;                      // since something was given
+std::map<uintptr_t, size_t> registered;    // host memory that the device reaches
+struct Event {
+  uint64_t recorded = 0, done = 0;
+};
+
+using Guard = std::lock_guard<std::recursive_mutex>;
+
+int submit(std::function<void()> work) {
+  Guard guard(lock);
+  queries = 0;
+  if (is_set("FAKE_LATE")) queue.push_back(std::move(work));
+  else work();
+  return 0;
+}
+
+void do_one() {
+  auto work = std::move(queue.front());
+  queue.pop_front();
+  work();
+}
+
+void do_all() {
+  Guard guard(lock);
+  while (!queue.empty()) do_one();
+}
+
+void move_bytes(uint64_t to, uint64_t from, size_t bytes) {
+  std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
+}
+
 }  // namespace
 
 extern "C" {
+// Not the driver's: how much of what streams were given is still to be done.
+int fake_pending() {
+  Guard guard(lock);
+  return static_cast<int>(queue.size());
+}
+
 int cuInit(unsigned) { return 0; }
 int cuDriverGetVersion(int* version) { return give(version, 12090); }
 int cuGetErrorName(int, const char** name) { return give(name, static_cast<const char*>("FAKE")); }
@@ -46,28 +111,86 @@ int cuDeviceGetName(char* name, int len, int) {
 int cuDeviceGetAttribute(int* value, int number, int) { return give(value, number == 75 ? 9 : number == 76 ? 0 : 4); }
 int cuDevicePrimaryCtxRetain(void** context, int) { return give(context, static_cast<void*>(nullptr)); }
 int cuCtxPushCurrent_v2(void*) { return 0; }
+int cuDeviceGetCount(int* count) { return give(count, 1); }
+int cuCtxGetCurrent(void** context) { return give(context, static_cast<void*>(nullptr)); }
+int cuCtxPopCurrent_v2(void** context) { return give(context, static_cast<void*>(nullptr)); }
+int cuDevicePrimaryCtxRelease_v2(int) {
+  note("release");
+  return 0;
+}
+int cuPointerGetAttribute(void* value, int, uint64_t) { return give(static_cast<int*>(value), 0); }
 int cuStreamCreate(void** stream, unsigned) { return give(stream, reinterpret_cast<void*>(0x57)); }
-int cuStreamSynchronize(void*) { return 0; }
-int cuEventCreate(void** event, unsigned) { return give(event, reinterpret_cast<void*>(0xe0)); }
-int cuEventRecord(void*, void*) { return 0; }
-int cuEventSynchronize(void*) { return 0; }
+int cuStreamSynchronize(void*) {
+  note("synchronize");
+  do_all();
+  return 0;
+}
+int cuStreamIsCapturing(void*, int* status) { return give(status, 0); }
+int cuStreamWaitEvent(void* stream, void*, unsigned) {
+  note("wait stream %p", stream);
+  return 0;  // one order for all streams
+}
+int cuEventCreate(void** event, unsigned) { return give(event, static_cast<void*>(new Event)); }
+int cuEventRecord(void* handle, void* stream) {
+  Event* event = static_cast<Event*>(handle);
+  const uint64_t number = ++event->recorded;
+  note("record stream %p", stream);
+  return submit([=] { event->done = number; });
+}
+int cuEventQuery(void* handle) {
+  Guard guard(lock);
+  const Event* event = static_cast<Event*>(handle);
+  if (event->done == event->recorded) return 0;
+  // A device gets on by itself, but not while a few calls are made.
+  if (++queries % 32 == 0) do_one();
+  return 600;
+}
+int cuEventSynchronize(void* handle) {
+  Guard guard(lock);
+  const Event* event = static_cast<Event*>(handle);
+  while (event->done < event->recorded) do_one();
+  return 0;
+}
+int cuEventDestroy_v2(void*) { return 0; }  // what was recorded goes on, and needs it
 int cuEventElapsedTime(float* ms, void*, void*) { return give(ms, 1.0f); }
 int cuMemAlloc_v2(uint64_t* address, size_t bytes) {
   return give(address, reinterpret_cast<uint64_t>(std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096)));
 }
-int cuMemHostAlloc(void** address, size_t bytes, unsigned) { return cuMemAlloc_v2(reinterpret_cast<uint64_t*>(address), bytes); }
-int cuMemHostGetDevicePointer_v2(uint64_t* device, void* host, unsigned) {
-  return give(device, reinterpret_cast<uint64_t>(host));
-}
-int cuMemHostRegister_v2(void*, size_t, unsigned) { return 0; }
-int cuMemHostUnregister(void*) { return 0; }
-int cuMemcpyAsync(uint64_t to, uint64_t from, size_t bytes, void*) {
-  std::memmove(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
+int cuMemHostRegister_v2(void* base, size_t bytes, unsigned) {
+  Guard guard(lock);
+  note("register");
+  registered[reinterpret_cast<uintptr_t>(base)] = bytes;
   return 0;
+}
+int cuMemHostUnregister(void* base) {
+  Guard guard(lock);
+  note("unregister%s", queue.empty() ? "" : " while the device is at work");
+  registered.erase(reinterpret_cast<uintptr_t>(base));
+  return 0;
+}
+int cuMemHostAlloc(void** address, size_t bytes, unsigned flags) {
+  cuMemAlloc_v2(reinterpret_cast<uint64_t*>(address), bytes);
+  return cuMemHostRegister_v2(*address, bytes, flags);
+}
+int cuMemHostGetDevicePointer_v2(uint64_t* device, void* host, unsigned) {
+  Guard guard(lock);
+  const auto address = reinterpret_cast<uintptr_t>(host);
+  auto after = registered.upper_bound(address);
+  if (after == registered.begin() || (--after)->first + after->second <= address) return 1;
+  return give(device, static_cast<uint64_t>(address));
+}
+int cuMemcpyAsync(uint64_t to, uint64_t from, size_t bytes, void* stream) {
+  note("copy stream %p", stream);
+  return submit([=] { move_bytes(to, from, bytes); });
 }
 int cuMemcpyBatchAsync(const uint64_t* to, const uint64_t* from, const size_t* bytes, size_t count, const int*,
                        const size_t*, size_t, size_t*, void* stream) {
-  for (size_t i = 0; i < count; ++i) cuMemcpyAsync(to[i], from[i], bytes[i], stream);
+  note("batch of %zu stream %p", count, stream);
+  for (size_t i = 0; i < count; ++i) {
+    const uint64_t there = to[i], here = from[i];
+    const size_t size = bytes[i];
+    submit([=] { move_bytes(there, here, size); });
+  }
   return 0;
 }
 int cuLibraryLoadData(void** library, const void*, void*, void*, unsigned, void*, void*, unsigned) {
@@ -78,26 +201,42 @@ int cuLibraryGetKernel(void** kernel, void*, const char* name) {
 }
 int cuKernelSetAttribute(int, int, void*, int) { return 0; }
 int cuLaunchKernel(void* kernel, unsigned grid, unsigned, unsigned, unsigned block, unsigned, unsigned, unsigned,
-                   void*, void** arguments, void**) {
-  const std::string& name = *static_cast<std::string*>(kernel);
-  const auto& plan = *static_cast<const SegmentPlan*>(arguments[0]);
-  const std::string copy = "hicache_segment_copy_";
-  if (name == copy + "v16") run(grid, block, [&] { hicache_segment_copy_v16(plan); });
-  else if (name == copy + "v8") run(grid, block, [&] { hicache_segment_copy_v8(plan); });
-  else if (name == copy + "v4") run(grid, block, [&] { hicache_segment_copy_v4(plan); });
-  else if (name == copy + "v2") run(grid, block, [&] { hicache_segment_copy_v2(plan); });
-  else if (name == copy + "v1") run(grid, block, [&] { hicache_segment_copy_v1(plan); });
-  else if (name == copy + "mixed") run(grid, block, [&] { hicache_segment_copy_mixed(plan); });
-  else if (name == copy + "bulk") {
-    const BulkShape shape = *static_cast<const BulkShape*>(arguments[1]);
-    run(grid, block, [&] { hicache_segment_copy_bulk(plan, shape); });
-  } else if (name == "hicache_index_check") {
-    run(grid, block, [&] {
-      hicache_index_check(*static_cast<hicache_u64*>(arguments[0]), *static_cast<hicache_u32*>(arguments[1]),
-                          *static_cast<hicache_u32*>(arguments[2]), *static_cast<hicache_u32*>(arguments[3]),
-                          *static_cast<hicache_u32**>(arguments[4]), *static_cast<IndexReport**>(arguments[5]));
+                   void* stream, void** arguments, void**) {
+  const std::string name = *static_cast<std::string*>(kernel);
+  note("launch %s stream %p", name.c_str(), stream);
+  if (name == "hicache_index_check") {
+    const auto index = *static_cast<hicache_u64*>(arguments[0]);
+    const auto bytes = *static_cast<hicache_u32*>(arguments[1]), count = *static_cast<hicache_u32*>(arguments[2]);
+    const auto limit = *static_cast<hicache_u32*>(arguments[3]);
+    auto* seen = *static_cast<hicache_u32**>(arguments[4]);
+    auto* report = *static_cast<IndexReport**>(arguments[5]);
+    return submit([=] {
+      auto* indices = reinterpret_cast<long long*>(index);
+      if (is_set("FAKE_DUPLICATE") && count > 1) indices[1] = indices[0];
+      run(grid, block, [&] { hicache_index_check(index, bytes, count, limit, seen, report); });
     });
-  } else return 500;
-  return 0;
+  }
+  const char* refuse = std::getenv("FAKE_REFUSE");
+  static int launches = 0;
+  if (refuse && ++launches % std::atoi(refuse) == 0) return 2;
+  // The driver copies the arguments before it returns.
+  const SegmentPlan plan = *static_cast<const SegmentPlan*>(arguments[0]);
+  const std::string copy = "hicache_segment_copy_";
+  void (*body)(const SegmentPlan) = nullptr;
+  if (name == copy + "v16") body = hicache_segment_copy_v16;
+  else if (name == copy + "v8") body = hicache_segment_copy_v8;
+  else if (name == copy + "v4") body = hicache_segment_copy_v4;
+  else if (name == copy + "v2") body = hicache_segment_copy_v2;
+  else if (name == copy + "v1") body = hicache_segment_copy_v1;
+  else if (name == copy + "mixed") body = hicache_segment_copy_mixed;
+  if (body != nullptr) {
+    return submit([=] {
+      if (is_set("FAKE_PAST")) *reinterpret_cast<long long*>(plan.segment[0].destination.index) = 1 << 30;
+      run(grid, block, [&] { body(plan); });
+    });
+  }
+  if (name != copy + "bulk") return 500;
+  const BulkShape shape = *static_cast<const BulkShape*>(arguments[1]);
+  return submit([=] { run(grid, block, [&] { hicache_segment_copy_bulk(plan, shape); }); });
 }
 }

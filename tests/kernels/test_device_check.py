@@ -20,7 +20,7 @@ CHECK = HERE.parent / "python" / "device" / "check.py"
 def build_driver(folder, sources=CUDA):
     if shutil.which("g++") is None:
         pytest.skip("needs g++, which compiles the kernels for the CPU (Debian: apt-get install g++)")
-    flags = ("-std=c++17", "-O1", "-shared", "-fPIC", "-w", f"-I{sources}")
+    flags = ("-std=c++17", "-O1", "-shared", "-fPIC", "-w", "-Wl,-soname,libcuda.so.1", f"-I{sources}")
     subprocess.run(
         ("g++", *flags, str(HERE / "fake_libcuda.cpp"), "-o", str(folder / "libcuda.so.1")), check=True
     )

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use crate::layouts::{layout_name, pool};
 use crate::plans::{copy_rows, outer, pattern, poison};
 use hicache_core::transfer::{
-    CpuCopies, DeviceBuffer, IndexUnit, Indices, LayerPlan, Memory, Placed, PoolIndices, PoolSlots,
-    TransferPlan, TransferPool, copy_pages,
+    CpuCopies, DeviceBuffer, DevicePlans, IndexUnit, Indices, LayerPlan, Memory, Placed, PoolIndices,
+    PoolSlots, TransferPlan, TransferPool, copy_pages,
 };
 use hicache_core::{
     Component, CopyPlan, DType, ErrorKind, Layout, LayoutName, Pool, PoolKind, RowUnit, Span, Tile,
@@ -334,6 +334,15 @@ fn memory_of_a_device_is_not_touched_by_the_processor() {
     let slots = plan.restore_slots(&[one; 3]).unwrap();
     let error = CpuCopies::new(1).unwrap().copy_now(&plan.restore()[0], &slots).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
+}
+
+#[test]
+fn memory_that_nobody_lent_is_not_given_to_a_device() {
+    let plan = packed();
+    assert!(plan.is_on_device());
+    let error = DevicePlans::new(&plan).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.to_string().contains("address alone"), "{error}");
 }
 
 #[test]

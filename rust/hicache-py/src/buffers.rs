@@ -6,12 +6,14 @@
 use std::any::Any;
 use std::sync::Arc;
 
+use hicache_core::transfer::{DeviceBuffer, DeviceBuffers};
 use hicache_core::{Error, ErrorKind};
 use hicache_sys::Region;
+use hicache_sys::cuda::{DeviceMemory, PlanDevice, PlanEvent, PlanStream, Wishes};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
-use crate::arguments::type_name;
+use crate::arguments::{to_u64, type_name};
 use crate::errors::{Failure, Result};
 use crate::host_pool::PyHostPool;
 
@@ -61,12 +63,12 @@ pub(crate) fn to_regions(object: &Bound<'_, PyAny>) -> Result<Vec<Arc<Region>>> 
 pub(crate) enum Found {
     /// Memory of the host.
     Host(Vec<Arc<Region>>),
-    /// Addresses and bytes on a device, which are never looked at here.
-    Device(Vec<(u64, u64)>),
+    /// Memory of a device, which is never looked at here.
+    Device(DeviceBuffers),
 }
 
 /// One buffer, or a list with one for each: what [`to_regions`] takes, `(address, bytes)` of host memory, tensors on a
-/// device, or `(address, bytes, device)`.
+/// device, objects with `__cuda_array_interface__`, or `(address, bytes, device)`.
 pub(crate) fn to_buffers(object: &Bound<'_, PyAny>) -> Result<Found> {
     let items: Vec<Bound<'_, PyAny>> = match object.cast::<PyList>() {
         Ok(list) => list.iter().collect(),
@@ -86,20 +88,25 @@ pub(crate) fn to_buffers(object: &Bound<'_, PyAny>) -> Result<Found> {
                 let message = "expected a device such as \"cuda\" beside an address, found \"cpu\": give (address, bytes)";
                 return Err(Error::config(message).into());
             }
-            device.push((address, bytes));
-        } else if is_tensor(item)? && item.getattr("device")?.getattr("type")?.extract::<String>()? != "cpu" {
-            if !item.call_method0("is_contiguous")?.is_truthy()? {
-                let shape = item.getattr("shape")?;
-                return Err(not_contiguous(&format!("a strided tensor of shape {shape}")));
-            }
-            device.push((item.call_method0("data_ptr")?.extract()?, item.getattr("nbytes")?.extract()?));
+            device.push(OnDevice { address, bytes, writable: true, kind, owner: item.clone().unbind() });
+        } else if let Some(found) =
+            OnDevice::tensor(item)?.map_or_else(|| OnDevice::array(item), |found| Ok(Some(found)))?
+        {
+            device.push(found);
         } else {
             host.push(to_region(item)?);
         }
     }
     match (host.is_empty(), device.is_empty()) {
         (_, true) => Ok(Found::Host(host)),
-        (true, false) => Ok(Found::Device(device)),
+        (true, false) if device.iter().all(|one| one.kind.starts_with("cuda")) => {
+            Ok(Found::Device(DeviceBuffers::lent(device.into_iter().map(OnDevice::lend).collect())))
+        }
+        // Plans can be made of it; there is nothing here that would copy it.
+        (true, false) => {
+            let buffer = |one: OnDevice| DeviceBuffer { address: one.address, bytes: one.bytes };
+            Ok(Found::Device(device.into_iter().map(buffer).collect::<Vec<_>>().into()))
+        }
         (false, false) => {
             Err(Error::geometry("expected all buffers of one side on the host or all on a device").into())
         }
@@ -119,6 +126,91 @@ fn to_region(object: &Bound<'_, PyAny>) -> Result<Arc<Region>> {
 
 fn is_tensor(object: &Bound<'_, PyAny>) -> Result<bool> {
     Ok(object.hasattr("data_ptr")? && object.hasattr("is_contiguous")? && object.hasattr("device")?)
+}
+
+/// Memory of a device with what keeps it valid.
+struct OnDevice {
+    address: u64,
+    bytes: u64,
+    writable: bool,
+    /// Such as `cuda`, `cuda:1`, `npu`.
+    kind: String,
+    owner: Py<PyAny>,
+}
+
+impl OnDevice {
+    /// A tensor that is not on the host.
+    fn tensor(item: &Bound<'_, PyAny>) -> Result<Option<OnDevice>> {
+        if !is_tensor(item)? {
+            return Ok(None);
+        }
+        let kind: String = item.getattr("device")?.getattr("type")?.extract()?;
+        if kind == "cpu" {
+            return Ok(None);
+        }
+        if !item.call_method0("is_contiguous")?.is_truthy()? {
+            let shape = item.getattr("shape")?;
+            return Err(not_contiguous(&format!("a strided tensor of shape {shape}")));
+        }
+        let (address, bytes) =
+            (item.call_method0("data_ptr")?.extract()?, item.getattr("nbytes")?.extract()?);
+        Ok(Some(OnDevice { address, bytes, writable: true, kind, owner: item.clone().unbind() }))
+    }
+
+    /// An array by `__cuda_array_interface__`.
+    fn array(item: &Bound<'_, PyAny>) -> Result<Option<OnDevice>> {
+        if !item.hasattr("__cuda_array_interface__")? {
+            return Ok(None);
+        }
+        let found = item.getattr("__cuda_array_interface__")?;
+        let shape: Vec<u64> = found.get_item("shape")?.extract()?;
+        let (address, read_only): (u64, bool) = found.get_item("data")?.extract()?;
+        let typestr: String = found.get_item("typestr")?.extract()?;
+        let size = typestr.get(2..).and_then(|size| size.parse::<u64>().ok());
+        let size = size.ok_or_else(|| {
+            Error::geometry(format!(
+                "expected a typestr such as <f2 in __cuda_array_interface__, found {typestr:?}"
+            ))
+        })?;
+        let strides: Option<Vec<i64>> = found.call_method1("get", ("strides",))?.extract()?;
+        let mut bytes = size;
+        for (place, &count) in shape.iter().enumerate().rev() {
+            let is_packed = |strides: &Vec<i64>| count <= 1 || strides.get(place) == Some(&(bytes as i64));
+            if !strides.as_ref().is_none_or(is_packed) && !shape.contains(&0) {
+                return Err(not_contiguous(&format!("a strided array of shape {shape:?}")));
+            }
+            bytes *= count;
+        }
+        let kind = "cuda".to_owned();
+        Ok(Some(OnDevice { address, bytes, writable: !read_only, kind, owner: item.clone().unbind() }))
+    }
+
+    fn lend(self) -> Arc<DeviceMemory> {
+        let owner: Box<dyn Any + Send + Sync> = Box::new(self.owner);
+        // SAFETY: the tensor or array says that `bytes` contiguous bytes stand at `address` of a CUDA device, as long as
+        // `owner` lives, which the memory holds; of a bare address the caller says so. That nobody else touches the
+        // slots of a transfer before its end is the caller's promise (see the stub).
+        let memory =
+            unsafe { DeviceMemory::from_raw_parts(self.address, self.bytes, self.writable, Some(owner)) };
+        Arc::new(memory)
+    }
+}
+
+/// A stream of a device by its handle; 0 is the device's default stream.
+pub(crate) fn device_stream(device: &Arc<PlanDevice>, handle: i64, wishes: Wishes) -> Result<PlanStream> {
+    let handle = to_u64("stream", handle)?;
+    // SAFETY: that the handle is of a live stream of this device, until the call or its ticket has ended, is the
+    // caller's promise, given with the number (see the stub).
+    let stream = unsafe { PlanStream::new(device, handle, wishes) };
+    Ok(stream.map_err(|error| Error::config(format!("stream: {error}")))?)
+}
+
+/// An event of the driver by its handle, which is not 0.
+pub(crate) fn driver_event(device: &Arc<PlanDevice>, handle: u64) -> Result<PlanEvent> {
+    // SAFETY: that the handle is of a live event, until the call or its ticket has ended, is the caller's promise,
+    // given with the number (see the stub).
+    let event = unsafe { device.borrowed(handle) };
+    Ok(event.map_err(|error| Error::config(error.to_string()))?)
 }
 
 /// An address with what keeps it valid.

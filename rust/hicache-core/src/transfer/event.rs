@@ -3,6 +3,8 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Instant;
 
+use hicache_sys::cuda::PlanEvent;
+
 use crate::{Error, ErrorKind, Result};
 
 /// Something that comes to an end: an event of the host, or one of a driver.
@@ -19,9 +21,10 @@ pub trait Completion: Send + Sync {
     /// What it stands for has failed.
     fn wait_until(&self, deadline: Option<Instant>) -> Result<bool>;
 
-    /// The number by which a stream of the same executor knows it; 0 for none.
-    fn handle(&self) -> u64 {
-        0
+    /// The event of a device's driver that it is: a stream of a device waits for it by itself. `None` for one of the
+    /// host, for which whoever issues the copies waits.
+    fn on_device(&self) -> Option<&PlanEvent> {
+        None
     }
 }
 

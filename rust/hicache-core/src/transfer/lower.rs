@@ -36,6 +36,9 @@ pub struct PoolIndices {
     pub destination: Indices,
 }
 
+/// Where a buffer begins, for whoever carries the plan out.
+pub(super) type Addresses<'a> = dyn Fn(&Memory, usize) -> Option<u64> + 'a;
+
 impl LayerPlan {
     /// The launches that move this layer of all pools: one, as long as its segments are at most
     /// [`MAX_SEGMENTS`]; tokens are made pages where both sides keep them together.
@@ -46,6 +49,15 @@ impl LayerPlan {
     /// `Geometry` where a number does not fit a segment; `Config` for a pool without indices, and for token indices of a
     /// component with a row for each page.
     pub fn lower(&self, indices: &[PoolIndices]) -> Result<Vec<SegmentPlan>> {
+        self.lower_at(indices, &|memory, number| memory.buffer(number).map(|buffer| buffer.address))
+    }
+
+    /// As [`LayerPlan::lower`], with buffers at the addresses that `place` gives them.
+    pub(super) fn lower_at(
+        &self,
+        indices: &[PoolIndices],
+        place: &Addresses<'_>,
+    ) -> Result<Vec<SegmentPlan>> {
         let mut segments = Vec::with_capacity(MAX_SEGMENTS);
         for one in &self.moves {
             let Some(indices) = indices.get(one.pool) else {
@@ -55,7 +67,7 @@ impl LayerPlan {
                 )));
             };
             for grid in one.plan.grids() {
-                push_segments(one, grid, indices, &mut segments)?;
+                push_segments(one, grid, indices, place, &mut segments)?;
             }
         }
         let plan = |segments: &[Segment]| Ok(SegmentPlan::new(segments).map_err(refuse)?.compact());
@@ -69,7 +81,13 @@ fn refuse(error: hicache_sys::segment_plan::PlanError) -> Error {
 
 /// A grid has heads, groups, tokens and layers; a segment has slots (the tokens) and groups. What is together goes into
 /// the run, the longest of the rest becomes the groups, and the others are counted out.
-fn push_segments(one: &Move, grid: &Grid, indices: &PoolIndices, out: &mut Vec<Segment>) -> Result<()> {
+fn push_segments(
+    one: &Move,
+    grid: &Grid,
+    indices: &PoolIndices,
+    addresses: &Addresses<'_>,
+    out: &mut Vec<Segment>,
+) -> Result<()> {
     let mut run_bytes = grid.first.len;
     let mut axes = [grid.heads, grid.groups, grid.layers];
     while let Some(axis) =
@@ -102,8 +120,8 @@ fn push_segments(one: &Move, grid: &Grid, indices: &PoolIndices, out: &mut Vec<S
                 slot: grid.tokens.dst,
                 group: groups.dst,
             };
-            let source = source.lower(tokens, grid.unit, indices.source)?;
-            let destination = destination.lower(tokens, grid.unit, indices.destination)?;
+            let source = source.lower(tokens, grid.unit, indices.source, addresses)?;
+            let destination = destination.lower(tokens, grid.unit, indices.destination, addresses)?;
             let (groups, run_bytes) = (narrow("groups", groups.count)?, narrow("bytes of a run", run_bytes)?);
             out.push(Segment::new(source, destination, items, groups, run_bytes).map_err(refuse)?);
         }
@@ -122,11 +140,17 @@ struct Side<'a> {
 }
 
 impl Side<'_> {
-    fn lower(&self, tokens: u32, unit: RowUnit, indices: Indices) -> Result<SegmentSide> {
-        let buffer = self.memory.buffer(self.place.buffer);
-        let buffer = buffer.ok_or_else(|| Error::geometry("a plan names a buffer that is not there"))?;
+    fn lower(
+        &self,
+        tokens: u32,
+        unit: RowUnit,
+        indices: Indices,
+        addresses: &Addresses<'_>,
+    ) -> Result<SegmentSide> {
+        let address = addresses(self.memory, self.place.buffer);
+        let address = address.ok_or_else(|| Error::geometry("a plan names a buffer that is not there"))?;
         // Within the buffer, as the plan has checked: it fits.
-        let base = buffer.address + self.place.offset + self.offset;
+        let base = address + self.place.offset + self.offset;
         let strides = Strides {
             page: signed(self.place.slot_stride)?,
             slot: signed(self.slot)?,

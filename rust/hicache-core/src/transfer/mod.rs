@@ -10,14 +10,17 @@
 //! - `lower`: the plan of a layer as segments, what a kernel launches.
 //! - `slots`: which page is where on both sides, checked once for all layers.
 //! - `cpu`: the copies of the processor. `stream`: a thread that carries them out in order, like a device's stream.
+//! - `device`: the copies of a device, given to a stream of an engine.
 //! - `executor` and `event`: what the rest knows of streams and their events.
 //! - `gate`: refuses a read of a layer before its load is done.
 //! - `restore` and `backup`: the store's part of it.
 //!
-//! This module knows layouts and the store, no file and no driver.
+//! This module knows layouts and the store and no file; of the driver `device` knows what `hicache_sys::cuda` lends.
 
 mod backup;
 mod cpu;
+mod device;
+mod device_event;
 mod event;
 mod executor;
 mod gate;
@@ -29,11 +32,13 @@ mod stream;
 
 pub use backup::{LayerwiseBackup, LayerwiseBackupTicket, TransferBackup};
 pub use cpu::{CpuCopies, copy_pages};
+pub use device::{DeviceCopies, DevicePlans, DeviceReport};
+pub use device_event::DeviceEvent;
 pub use event::{Completion, Event, HostEvent};
 pub use executor::Executor;
 pub use gate::LayerGate;
 pub use lower::{IndexUnit, Indices, PoolIndices};
-pub use plan::{DeviceBuffer, LayerPlan, Memory, Move, Placed, TransferPlan, TransferPool};
+pub use plan::{DeviceBuffer, DeviceBuffers, LayerPlan, Memory, Move, Placed, TransferPlan, TransferPool};
 pub use restore::{Announce, LayerwiseRestore, LayerwiseTicket, Reading, TransferRestore};
 pub use slots::{PoolSlots, Slots};
 pub use stream::HostStream;

@@ -3,6 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use hicache_sys::Region;
+use hicache_sys::cuda::DeviceMemory;
 
 use super::cpu::check_extent;
 use super::slots::{PoolSlots, Slots};
@@ -20,21 +21,56 @@ pub struct DeviceBuffer {
     pub bytes: u64,
 }
 
+/// Buffers of a device: lent, with what keeps them; or named by their addresses alone, which plans may be made of and
+/// lowered for, but nothing is copied to.
+#[derive(Debug, Clone)]
+pub struct DeviceBuffers {
+    buffers: Arc<[DeviceBuffer]>,
+    lent: Option<Arc<[Arc<DeviceMemory>]>>,
+}
+
+impl DeviceBuffers {
+    /// Buffers that were lent, each with its owner, which plans hold.
+    pub fn lent(memory: Vec<Arc<DeviceMemory>>) -> DeviceBuffers {
+        let buffer = |memory: &Arc<DeviceMemory>| {
+            let extent = memory.extent();
+            DeviceBuffer { address: extent.base, bytes: extent.len }
+        };
+        DeviceBuffers { buffers: memory.iter().map(buffer).collect(), lent: Some(memory.into()) }
+    }
+
+    /// The memory, where it was lent.
+    pub fn memory(&self) -> Option<&[Arc<DeviceMemory>]> {
+        self.lent.as_deref()
+    }
+}
+
+impl From<Vec<DeviceBuffer>> for DeviceBuffers {
+    fn from(buffers: Vec<DeviceBuffer>) -> DeviceBuffers {
+        DeviceBuffers { buffers: buffers.into(), lent: None }
+    }
+}
+
 /// Buffers of one side of a pool, as its layout numbers them.
 #[derive(Debug, Clone)]
 pub enum Memory {
     /// Of the host.
     Host(Arc<[Arc<Region>]>),
     /// Of a device.
-    Device(Arc<[DeviceBuffer]>),
+    Device(DeviceBuffers),
 }
 
 impl Memory {
     fn lengths(&self) -> Vec<u64> {
         match self {
             Memory::Host(regions) => regions.iter().map(|region| region.len() as u64).collect(),
-            Memory::Device(buffers) => buffers.iter().map(|buffer| buffer.bytes).collect(),
+            Memory::Device(of_device) => of_device.buffers.iter().map(|buffer| buffer.bytes).collect(),
         }
+    }
+
+    /// Whether it is a device's.
+    pub fn is_on_device(&self) -> bool {
+        matches!(self, Memory::Device(_))
     }
 
     /// Address and bytes of a buffer.
@@ -44,7 +80,7 @@ impl Memory {
                 let region = regions.get(number)?;
                 Some(DeviceBuffer { address: region.address() as u64, bytes: region.len() as u64 })
             }
-            Memory::Device(buffers) => buffers.get(number).copied(),
+            Memory::Device(of_device) => of_device.buffers.get(number).copied(),
         }
     }
 }
@@ -155,6 +191,24 @@ impl TransferPlan {
     /// The pools.
     pub fn pools(&self) -> &[TransferPool] {
         &self.pools
+    }
+
+    /// Whether any of its memory is a device's.
+    pub fn is_on_device(&self) -> bool {
+        self.memory().any(Memory::is_on_device)
+    }
+
+    /// The memory of all pools: of each the host's, then the device's.
+    pub(super) fn memory(&self) -> impl Iterator<Item = &Memory> {
+        self.placed().map(|(_, placed)| &placed.memory)
+    }
+
+    /// What is placed where, with the name of its pool.
+    pub(super) fn placed(&self) -> impl Iterator<Item = (&str, &Placed)> {
+        self.pools.iter().flat_map(|pool| {
+            let placed = std::iter::once(&pool.host).chain(&pool.device);
+            placed.map(|placed| (pool.name.as_str(), placed))
+        })
     }
 
     /// From the host to the device, by step.

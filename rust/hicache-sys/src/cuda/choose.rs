@@ -1,5 +1,7 @@
 //! Which way a plan goes: a pure function of the plan and of what there is.
 
+use std::fmt;
+
 use super::kernels::{OLDEST_FOR_BULK, WIDTHS};
 use crate::segment_plan::SegmentPlan;
 
@@ -160,6 +162,22 @@ fn bulk(plan: &SegmentPlan, facts: &Facts, wishes: &Wishes) -> Result<Choice, St
     let blocks = rows.max().unwrap_or(1).div_ceil(lanes.into());
     let grid = blocks.clamp(1, wishes.blocks.unwrap_or(2).max(1).into()) as u32;
     Ok(Choice::Bulk { grid, lanes, stage_bytes })
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Choice::Copies { batched: true } => f.write_str("the copy engine, in one batch"),
+            Choice::Copies { batched: false } => f.write_str("the copy engine, copy by copy"),
+            Choice::Register { width: 0, grid } => {
+                write!(f, "the register kernel, each segment its own width, {grid} blocks")
+            }
+            Choice::Register { width, grid } => {
+                write!(f, "the register kernel, {width} bytes a vector, {grid} blocks")
+            }
+            Choice::Bulk { grid, lanes, .. } => write!(f, "the bulk kernel, {grid} blocks of {lanes} lanes"),
+        }
+    }
 }
 
 impl Choice {

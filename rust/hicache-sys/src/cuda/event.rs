@@ -105,7 +105,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        if self.is_own {
+        if self.is_own && !self.driver.is_inherited() {
             // SAFETY: our own event, destroyed once. A driver that is gone has taken it along.
             let _ = unsafe { self.driver.event_destroy(self.handle) };
         }

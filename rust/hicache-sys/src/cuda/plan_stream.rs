@@ -3,79 +3,18 @@
 //! Everything unsafe is said once, when memory is lent and when the stream is handed over. A plan is then checked against
 //! what was lent, launched the way that [`super::choose()`] says, and what it touches is held until the device is done.
 
-use std::any::Any;
-use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 
 use super::choose::{Choice, Facts, Wishes, choose};
-use super::kernels::{Loaded, Report};
-use super::{Copy3, CudaError, Driver, Event, SourceOrder, Stream};
-use crate::Region;
+use super::index_check::check_destinations;
+use super::plan_device::{DeviceMemory, PlanDevice, PlanEvent, Touched};
+use super::{Copy3, CudaError, SourceOrder, Stream};
 use crate::segment_plan::{Extent, Extents, IndexSlice, PlanError, SegmentPlan, copies_of};
 
-/// Memory that a device reaches: rows of an engine's tensor, index vectors, registered host memory.
-pub struct DeviceMemory {
-    extent: Extent,
-    writable: bool,
-    _owner: Option<Box<dyn Any + Send + Sync>>,
-}
-
-impl DeviceMemory {
-    /// Lends `len` bytes at `address`, as the device knows it.
-    ///
-    /// # Safety
-    /// Until the value is dropped the device can read these bytes, and write them if `writable`; `owner` keeps it so.
-    /// What a submitted plan reads nobody changes, and what it writes nobody uses, until the device has done it.
-    pub unsafe fn from_raw_parts(
-        address: u64,
-        len: u64,
-        writable: bool,
-        owner: Option<Box<dyn Any + Send + Sync>>,
-    ) -> DeviceMemory {
-        DeviceMemory { extent: Extent { base: address, len }, writable, _owner: owner }
-    }
-
-    /// Host memory that is registered with the driver.
-    ///
-    /// # Errors
-    /// The driver's where it is not, and `Refused` where the device has it in several places.
-    pub fn of_region(driver: &Driver, region: Arc<Region>) -> Result<DeviceMemory, CudaError> {
-        let (base, len) = (region.address(), region.len() as u64);
-        let address = driver.host_device_pointer(base)?;
-        let last = driver.host_device_pointer(base + (region.len().max(1) - 1))?;
-        if last.wrapping_sub(address) != len.max(1) - 1 {
-            let why = "expected registered memory in one piece, found several".to_owned();
-            return Err(CudaError::Refused { call: "cuMemHostGetDevicePointer", why });
-        }
-        let writable = region.is_writable();
-        Ok(DeviceMemory { extent: Extent { base: address, len }, writable, _owner: Some(Box::new(region)) })
-    }
-
-    /// Address and bytes, as plans name them.
-    pub fn extent(&self) -> Extent {
-        self.extent
-    }
-}
-
-impl fmt::Debug for DeviceMemory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "DeviceMemory({:?}, writable {})", self.extent, self.writable)
-    }
-}
-
-/// What plans may touch, held until the device is done with them.
-#[derive(Debug, Default)]
-pub struct Touched {
-    /// What may be read.
-    pub source: Vec<Arc<DeviceMemory>>,
-    /// What may be written; what was lent for reading only does not count.
-    pub destination: Vec<Arc<DeviceMemory>>,
-    /// Index vectors on the device.
-    pub index: Vec<Arc<DeviceMemory>>,
-    /// Where the plan's error word is, if it has one.
-    pub error: Option<Arc<DeviceMemory>>,
-}
+/// `CU_STREAM_LEGACY` and `CU_STREAM_PER_THREAD`: handles that stand for a default stream.
+const LEGACY_STREAM: u64 = 1;
+const STREAM_OF_THREAD: u64 = 2;
 
 /// Where the index vectors of a plan are.
 #[derive(Debug, Clone, Copy)]
@@ -96,6 +35,18 @@ pub enum SubmitError {
     /// Some index is at or past its limit, by the bits of its segments; nothing was moved. Only where the indices are in
     /// this process: a kernel sets these bits in the plan's error word.
     Index(u32),
+    /// Destination indices that are not below their limit and each there once; nothing was moved. Only where
+    /// `HICACHE_CUDA_DEBUG` is 1.
+    Destination {
+        /// Number of the segment in its launch.
+        segment: usize,
+        /// Indices are below it.
+        limit: u32,
+        /// Indices that occurred before.
+        duplicates: u32,
+        /// Indices at or past the limit.
+        past_limit: u32,
+    },
     /// What was asked for cannot be done here.
     Choice(String),
     /// The driver said no.
@@ -109,6 +60,10 @@ impl fmt::Display for SubmitError {
             SubmitError::Index(bits) => {
                 write!(f, "expected indices below their limits, found others in segments {bits:#b}")
             }
+            SubmitError::Destination { segment, limit, duplicates, past_limit } => write!(
+                f,
+                "segment {segment}: expected destination indices below {limit}, each once, found {duplicates} duplicates and {past_limit} at or past the limit"
+            ),
             SubmitError::Choice(why) => f.write_str(why),
             SubmitError::Cuda(error) => error.fmt(f),
         }
@@ -123,158 +78,156 @@ impl From<CudaError> for SubmitError {
     }
 }
 
-/// A stream with the kernels of its device.
+/// A stream, with the device that carries out its plans.
 #[derive(Debug)]
 pub struct PlanStream {
-    driver: &'static Driver,
-    loaded: &'static Loaded,
+    device: Arc<PlanDevice>,
     stream: Stream,
     wishes: Wishes,
-    pending: Mutex<VecDeque<(Event, Arc<Touched>)>>,
 }
 
 impl PlanStream {
-    /// Takes a stream of device `ordinal` by its handle.
+    /// Takes a stream of `device` by its handle; 0 is the legacy default stream.
     ///
     /// # Errors
-    /// A sentence where there is no driver, or the environment asks for something unknown.
+    /// `Refused` for the handle that means the default stream of whichever thread uses it.
     ///
     /// # Safety
-    /// The stream is of that device, whose primary context is current wherever this value is used, and lives as long as
-    /// this value.
-    pub unsafe fn new(ordinal: u32, handle: u64, wishes: Wishes) -> Result<PlanStream, String> {
-        let driver = Driver::get().map_err(ToString::to_string)?;
-        let loaded = Loaded::of_device(ordinal)?;
+    /// The stream is of that device, and lives as long as this value. What it was given is waited for by events, so it
+    /// may be destroyed before the device is done.
+    pub unsafe fn new(
+        device: &Arc<PlanDevice>,
+        handle: u64,
+        wishes: Wishes,
+    ) -> Result<PlanStream, CudaError> {
+        if handle == STREAM_OF_THREAD {
+            let why = "expected a stream that is the same for every thread, found CU_STREAM_PER_THREAD";
+            return Err(CudaError::Refused { call: "cuStreamWaitEvent", why: why.to_owned() });
+        }
+        let handle = if handle == LEGACY_STREAM { 0 } else { handle };
         // SAFETY: the caller's promise.
         let stream = unsafe { Stream::from_raw(handle) };
-        Ok(PlanStream { driver, loaded, stream, wishes, pending: Mutex::default() })
+        Ok(PlanStream { device: Arc::clone(device), stream, wishes })
     }
 
-    /// How the kernels were found, or why there are none.
-    pub fn report(&self) -> &Report {
-        &self.loaded.report
+    /// Its device.
+    pub fn device(&self) -> &Arc<PlanDevice> {
+        &self.device
     }
 
     /// Lets what is submitted from now on begin after `event`.
     ///
     /// # Errors
     /// The driver's.
-    pub fn wait(&self, event: &Event) -> Result<(), CudaError> {
-        self.stream.wait(event)
+    pub fn wait(&self, event: &PlanEvent) -> Result<(), CudaError> {
+        event.hold_back(self.stream)
     }
 
     /// An event that comes when everything submitted so far is done.
     ///
     /// # Errors
     /// The driver's.
-    pub fn record(&self) -> Result<Event, CudaError> {
-        let event = Event::new(self.driver)?;
+    pub fn record(&self) -> Result<PlanEvent, CudaError> {
+        let _entered = self.device.enter()?;
+        let event = self.device.event()?;
         event.record(self.stream)?;
-        Ok(event)
+        Ok(PlanEvent { event, device: Arc::clone(&self.device) })
     }
 
-    /// Checks `plan` against `touched` and gives it to the stream; returns the way it goes and why.
-    ///
-    /// # Errors
-    /// [`SubmitError`]; nothing was submitted then, except that a driver may refuse a copy after others.
-    pub fn submit(
-        &self,
-        plan: &SegmentPlan,
-        touched: &Arc<Touched>,
-        index: IndexPlace<'_>,
-    ) -> Result<(Choice, &'static str), SubmitError> {
-        self.release_done()?;
-        validate(plan, touched, index).map_err(SubmitError::Plan)?;
-        check_error_word(plan, touched)?;
-        let has_host_indices = matches!(index, IndexPlace::Host(..));
-        // Addresses of this process mean nothing to a kernel.
-        let kernels = self.loaded.kernels.as_ref().filter(|_| !has_host_indices);
-        let facts = Facts::of(self.driver, kernels, self.stream, has_host_indices)?;
-        let (choice, why) = choose(plan, &facts, &self.wishes).map_err(SubmitError::Choice)?;
-        // Held from before the launch on: whatever happens behind it, the device may be at work.
-        let event = Event::new(self.driver)?;
-        match (choice, index, kernels) {
-            (Choice::Copies { batched }, IndexPlace::Host(slices, order), _) => {
-                let mut copies: Vec<Copy3> = Vec::new();
-                let bits = copies_of(plan, slices, &mut copies).map_err(SubmitError::Plan)?;
-                if bits != 0 {
-                    return Err(SubmitError::Index(bits));
-                }
-                // SAFETY: every run lies in memory lent for it, which is held until the event below has come.
-                let copied = unsafe { self.driver.copy_runs(&copies, batched, self.stream, order) };
-                self.hold(event, touched)?;
-                copied?;
-            }
-            (_, _, Some(kernels)) => {
-                // SAFETY: validated against memory that the device reaches, held until the event below has come; the
-                // stream is of this device.
-                let launched = unsafe { kernels.copy(plan, choice, self.stream) };
-                self.hold(event, touched)?;
-                launched?;
-            }
-            _ => return Err(SubmitError::Choice("expected kernels on this device, found none".to_owned())),
-        }
-        Ok((choice, why))
-    }
-
-    fn hold(&self, event: Event, touched: &Arc<Touched>) -> Result<(), CudaError> {
-        let recorded = event.record(self.stream);
-        if recorded.is_ok() {
-            self.pending().push_back((event, Arc::clone(touched)));
-        } else if self.stream.synchronize(self.driver).is_err_and(|error| !error.is_gone()) {
-            // Nothing says when the device is done: rather memory that is never given back.
-            std::mem::forget(Arc::clone(touched));
-        }
-        recorded
-    }
-
-    /// Lets go of what the device is done with.
-    fn release_done(&self) -> Result<(), CudaError> {
-        let mut pending = self.pending();
-        while let Some((event, _)) = pending.front() {
-            if !event.is_done()? {
-                break;
-            }
-            pending.pop_front();
-        }
-        Ok(())
-    }
-
-    /// Waits until the device has done everything that was submitted. Release the interpreter lock first.
+    /// Lets `event`, one of somebody else, come when everything submitted so far is done.
     ///
     /// # Errors
     /// The driver's.
-    pub fn drain(&self) -> Result<(), CudaError> {
-        self.stream.synchronize(self.driver)?;
-        self.pending().clear();
-        Ok(())
+    pub fn record_to(&self, event: &PlanEvent) -> Result<(), CudaError> {
+        let _entered = self.device.enter()?;
+        event.event.record(self.stream)
     }
 
-    fn pending(&self) -> MutexGuard<'_, VecDeque<(Event, Arc<Touched>)>> {
-        self.pending.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    /// The way that `plan` would go and why; `has_host_indices` where its indices can be had in this process.
+    ///
+    /// # Errors
+    /// `Choice` where there is none, or not the one that was asked for; `Cuda`.
+    pub fn choose(
+        &self,
+        plan: &SegmentPlan,
+        has_host_indices: bool,
+    ) -> Result<(Choice, &'static str), SubmitError> {
+        let _entered = self.device.enter()?;
+        let facts = Facts::of(self.device.driver, self.device.kernels(), self.stream, has_host_indices)?;
+        choose(plan, &facts, &self.wishes).map_err(SubmitError::Choice)
     }
-}
 
-impl Drop for PlanStream {
-    fn drop(&mut self) {
-        if self.pending().is_empty() {
-            return;
+    /// Checks `plans` against `touched` and gives them to the stream one after the other, with one event behind them,
+    /// which is returned; it comes when `touched` is let go.
+    ///
+    /// # Errors
+    /// [`SubmitError`]; nothing was submitted then, except that a driver may refuse a copy or launch after others.
+    pub fn submit(
+        &self,
+        plans: &[SegmentPlan],
+        touched: &Arc<Touched>,
+        index: IndexPlace<'_>,
+    ) -> Result<PlanEvent, SubmitError> {
+        let device = &self.device;
+        device.release_done()?;
+        let _entered = device.enter()?;
+        let has_host_indices = matches!(index, IndexPlace::Host(..));
+        // Addresses of this process mean nothing to a kernel.
+        let kernels = device.kernels().filter(|_| !has_host_indices);
+        let facts = Facts::of(device.driver, kernels, self.stream, has_host_indices)?;
+        if facts.is_capturing {
+            let why = "expected a stream that is not being captured into a graph: what a plan touches is held until its event has come";
+            return Err(SubmitError::Choice(why.to_owned()));
         }
-        match self.drain() {
-            // A driver that has ended does nothing any more.
-            Err(error) if !error.is_gone() => {
-                // The device may still be at work: rather memory that is never given back.
-                std::mem::forget(std::mem::take(&mut *self.pending()));
+        let mut choices = Vec::with_capacity(plans.len());
+        let mut copies: Vec<Vec<Copy3>> = Vec::new();
+        for plan in plans {
+            validate(plan, touched, index).map_err(SubmitError::Plan)?;
+            check_error_word(plan, touched)?;
+            choices.push(choose(plan, &facts, &self.wishes).map_err(SubmitError::Choice)?.0);
+            if let IndexPlace::Host(slices, _) = index {
+                let mut of_plan = Vec::new();
+                match copies_of(plan, slices, &mut of_plan).map_err(SubmitError::Plan)? {
+                    0 => copies.push(of_plan),
+                    bits => return Err(SubmitError::Index(bits)),
+                }
             }
-            _ => {}
         }
+        if let Some(kernels) = kernels.filter(|_| device.checks_indices()) {
+            check_destinations(device, kernels, self.stream, plans)?;
+        }
+        let event = device.event()?;
+        // Held whatever happens: the device may be at work on what came before a refusal.
+        let given = match (index, kernels) {
+            (IndexPlace::Host(_, order), _) => {
+                let batched = matches!(choices.first(), Some(Choice::Copies { batched: true }));
+                copies.iter().try_for_each(|copies| {
+                    // SAFETY: every run lies in memory lent for it, which is held until the event below has come.
+                    unsafe { device.driver.copy_runs(copies, batched, self.stream, order) }
+                        .map_err(SubmitError::from)
+                })
+            }
+            (IndexPlace::Device, Some(kernels)) => {
+                plans.iter().zip(&choices).try_for_each(|(plan, choice)| {
+                    // SAFETY: validated against memory that the device reaches, held until the event below has come; the
+                    // stream is of this device.
+                    unsafe { kernels.copy(plan, *choice, self.stream) }.map_err(SubmitError::from)
+                })
+            }
+            (IndexPlace::Device, None) => {
+                return Err(SubmitError::Choice("expected kernels on this device, found none".to_owned()));
+            }
+        };
+        device.hold(self.stream, &event, touched)?;
+        given?;
+        Ok(PlanEvent { event, device: Arc::clone(device) })
     }
 }
 
 /// The device writes there: it has to be lent, too.
 fn check_error_word(plan: &SegmentPlan, touched: &Touched) -> Result<(), SubmitError> {
     let (first, end) = (plan.error, plan.error.saturating_add(4));
-    let lent = touched.error.as_ref().filter(|memory| memory.writable).map(|memory| memory.extent);
+    let lent = touched.error.as_ref().filter(|memory| memory.is_writable()).map(|memory| memory.extent());
     let is_inside = lent.is_some_and(|lent| lent.base <= first && end <= lent.base.saturating_add(lent.len));
     if plan.error == 0 || is_inside {
         return Ok(());
@@ -286,8 +239,8 @@ fn check_error_word(plan: &SegmentPlan, touched: &Touched) -> Result<(), SubmitE
 
 fn validate(plan: &SegmentPlan, touched: &Touched, index: IndexPlace<'_>) -> Result<(), PlanError> {
     let extents = |memory: &[Arc<DeviceMemory>], only_writable: bool| -> Vec<Extent> {
-        let usable = memory.iter().filter(|memory| memory.writable || !only_writable);
-        usable.map(|memory| memory.extent).collect()
+        let usable = memory.iter().filter(|memory| memory.is_writable() || !only_writable);
+        usable.map(|memory| memory.extent()).collect()
     };
     let index = match index {
         IndexPlace::Device => extents(&touched.index, false),

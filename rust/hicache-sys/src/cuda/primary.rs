@@ -49,6 +49,10 @@ impl Primary {
 
 impl Drop for Primary {
     fn drop(&mut self) {
+        // What the parent retained is not a forked child's to release.
+        if self.driver.is_inherited() {
+            return;
+        }
         // At the end of the process the driver may be gone, and the context with it.
         let _ = self.driver.primary_release(self.device);
     }

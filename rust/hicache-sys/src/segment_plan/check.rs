@@ -133,7 +133,7 @@ impl SegmentSide {
     }
 
     /// Integers of the index vector that `items` items read.
-    pub(super) fn index_len(&self, items: u32) -> u32 {
+    pub(crate) fn index_len(&self, items: u32) -> u32 {
         match IndexKind::from_code(self.index_kind) {
             Some(IndexKind::Token) => items,
             Some(IndexKind::Page) => items.div_ceil(self.page_size),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use hicache_sys::Region;
 use hicache_sys::cuda::{
-    Choice, DeviceMemory, Driver, IndexPlace, PlanStream, SourceOrder, SubmitError, Touched, Wishes,
+    Choice, DeviceMemory, IndexPlace, PlanDevice, PlanStream, SourceOrder, SubmitError, Touched, Wishes,
 };
 use hicache_sys::segment_plan::{
     IndexSlice, IndexVector, IndexWidth, PlanError, Segment, SegmentPlan, SegmentSide, Side, Strides,
@@ -47,10 +47,11 @@ fn touched(name: &'static str, destination_is_writable: bool) -> Arc<Touched> {
 
 /// In a process of its own, see `stub`.
 pub fn case() {
+    let device = PlanDevice::new(0).unwrap();
     // SAFETY: the stub looks at no handle.
-    let stream = unsafe { PlanStream::new(0, 0x51, Wishes::default()) }.unwrap();
-    println!("chosen: {:?}", stream.report().chosen);
-    let submit = |plan: &SegmentPlan, touched| stream.submit(plan, &touched, IndexPlace::Device);
+    let stream = unsafe { PlanStream::new(&device, 0x51, Wishes::default()) }.unwrap();
+    println!("chosen: {:?}", device.report().chosen);
+    let submit = |plan: &SegmentPlan, touched| stream.submit(&[*plan], &touched, IndexPlace::Device);
 
     // Refused, and nothing is launched: a row too many, memory for reading only, an error word that nobody lent.
     let error = submit(&plan(65), touched("refused", true)).unwrap_err();
@@ -78,8 +79,9 @@ pub fn case() {
     submit(&with_word, Arc::new(lent)).unwrap();
 
     println!("launch first");
-    let (choice, _) = submit(&plan(64), touched("first", true)).unwrap();
+    let (choice, _) = stream.choose(&plan(64), false).unwrap();
     assert!(matches!(choice, Choice::Register { width: 16, .. }));
+    submit(&plan(64), touched("first", true)).unwrap();
     println!("launch second");
     submit(&plan(64), touched("second", true)).unwrap();
     let done = format!("{}.done", std::env::var("STUB_LOG").unwrap());
@@ -100,20 +102,18 @@ pub fn case() {
         let plan = SegmentPlan::new(&[Segment::new(from, to, 4, 1, ROW).unwrap()]).unwrap();
         let slices = [IndexSlice::Eight(&index)];
         let place = IndexPlace::Host(&slices, SourceOrder::Any);
-        let submitted = stream.submit(&plan, &touched("fourth", true), place);
-        match past {
-            false => assert!(matches!(submitted, Ok((Choice::Copies { batched: true }, _)))),
-            true => assert_eq!(submitted, Err(SubmitError::Index(1))),
-        }
+        let submitted = stream.submit(&[plan], &touched("fourth", true), place);
+        assert_eq!(submitted.err(), past.then_some(SubmitError::Index(1)));
     }
 
     // Registered memory has an address of its own on the device.
     let region = Arc::new(Region::owned(4096));
-    let registered = DeviceMemory::of_region(Driver::get().unwrap(), Arc::clone(&region)).unwrap();
+    let registered = device.reach(Arc::clone(&region)).unwrap();
     assert_eq!(registered.extent().base, region.address() as u64 + 0x100_0000);
     assert_eq!(registered.extent().len, 4096);
-    println!("stream dropped");
     drop(stream);
+    println!("device dropped");
+    drop(device);
     println!("end");
 }
 
@@ -129,9 +129,61 @@ fn a_stream_takes_what_was_lent_and_holds_it_until_the_device_is_done() {
     // Held while the device is at work, though nobody else holds them; let go at the next submission after that.
     assert!(at("done; launch third") < at("released first"));
     assert!(at("released first") < at("released second"));
-    assert!(at("released second") < at("stream dropped"));
-    // What is under way when the stream goes is waited for, then let go.
-    let end = at("stream dropped");
+    assert!(at("released second") < at("device dropped"));
+    // What is under way when the device goes is waited for by its events, whatever became of the stream, then let go.
+    let end = at("device dropped");
     assert!(run.printed[end..].contains("released fourth"), "{}", run.printed);
-    assert_eq!(run.log.lines().last(), Some("synchronize 0x51"));
+    let calls: Vec<&str> =
+        run.log.lines().filter(|line| !["push", "pop"].contains(&line.split(' ').next().unwrap())).collect();
+    assert!(calls.last().unwrap().starts_with("synchronize event"), "{calls:?}");
+}
+
+/// In a process of its own: layers of several launches each.
+pub fn layer() {
+    let device = PlanDevice::new(0).unwrap();
+    // SAFETY: the stub looks at no handle.
+    let stream = |handle| unsafe { PlanStream::new(&device, handle, Wishes::default()) };
+    let submit = |stream: &PlanStream, plans: &[SegmentPlan]| {
+        stream.submit(plans, &touched("layer", true), IndexPlace::Device).map(drop)
+    };
+    let own = stream(0x51).unwrap();
+    // One that is wrong, and none is launched.
+    assert!(matches!(submit(&own, &[plan(64), plan(65)]), Err(SubmitError::Plan(_))));
+    submit(&own, &[plan(64), plan(3), plan(1)]).unwrap();
+    std::fs::write(format!("{}.done", std::env::var("STUB_LOG").unwrap()), "").unwrap();
+    submit(&own, &[plan(64), plan(3)]).unwrap();
+
+    let error = submit(&stream(0xcab).unwrap(), &[plan(1)]).unwrap_err();
+    assert!(error.to_string().contains("captured"), "{error}");
+    assert!(stream(2).unwrap_err().to_string().contains("PER_THREAD"));
+    submit(&stream(1).unwrap(), &[plan(1)]).unwrap();
+}
+
+#[test]
+fn the_launches_of_a_layer_share_one_event() {
+    let cache = scratch("plan_layer");
+    let Some(run) = run("plan_layer", &cache, &[]) else { return };
+    let calls = run.log.lines().filter(|line| line.starts_with("launch") || line.starts_with("record"));
+    let calls: Vec<String> = calls
+        .map(|line| {
+            let stream = line.split("stream ").nth(1).unwrap().split([':', ' ']).next().unwrap();
+            format!("{} {stream}", line.split(' ').next().unwrap())
+        })
+        .collect();
+    let expected = [
+        "launch 0x51",
+        "launch 0x51",
+        "launch 0x51",
+        "record 0x51",
+        "launch 0x51",
+        "launch 0x51",
+        "record 0x51",
+    ];
+    assert_eq!(calls[..7], expected);
+    // The stub prints no 0x for the default stream.
+    assert_eq!(calls[7..], ["launch 0", "record 0"]);
+    // What has come is used again.
+    let events: std::collections::HashSet<&str> =
+        run.lines("record").into_iter().map(|line| line.split(' ').nth(2).unwrap()).collect();
+    assert_eq!(events.len(), 1, "{events:?}");
 }

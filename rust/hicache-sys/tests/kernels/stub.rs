@@ -84,6 +84,7 @@ fn a_case_in_its_own_process() {
         Ok("layers") => layers(),
         Ok("copies") => copies(),
         Ok("plan_stream") => crate::plan_stream::case(),
+        Ok("plan_layer") => crate::plan_stream::layer(),
         _ => {}
     }
 }

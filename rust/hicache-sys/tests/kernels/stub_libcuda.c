@@ -155,6 +155,10 @@ int cuEventQuery(void *event) {
   fclose(done);
   return 0;
 }
+int cuEventSynchronize(void *event) {
+  note("synchronize event %#lx", (unsigned long)event);
+  return 0;
+}
 int cuStreamSynchronize(void *stream) {
   note("synchronize %#lx", (unsigned long)stream);
   return 0;
