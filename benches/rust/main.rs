@@ -1,12 +1,13 @@
 //! Benchmarks of the store. Each answers one question, against the physical limit taken in the same run.
 //!
-//! `cargo run --release -p hicache-benches -- [index|open|io|compression|visibility|ranks-open|transfer|replay [SECONDS]|replay-catalog|all]`
+//! `cargo run --release -p hicache-benches -- [index|open|io|compression|visibility|ranks-open|transfer|pools|replay [SECONDS]|replay-catalog|all]`
 
 mod compression;
 mod index;
 mod io;
 mod measure;
 mod open;
+mod pools;
 mod ranks;
 mod replay;
 mod transfer;
@@ -35,6 +36,7 @@ fn main() {
         ["replay-catalog"] => replay::run_catalog(),
         ["visibility"] => visibility::run(),
         ["transfer"] => transfer::run(),
+        ["pools"] => pools::run(),
         [] | ["all"] => {
             index::run();
             open::run();
@@ -43,11 +45,12 @@ fn main() {
             visibility::run();
             ranks::run();
             transfer::run();
+            pools::run();
             replay::run_store(None);
         }
         _ => {
             eprintln!(
-                "expected one of index, open, io, compression, visibility, ranks-open, transfer, replay [SECONDS], replay-catalog, all; found {arguments:?}"
+                "expected one of index, open, io, compression, visibility, ranks-open, transfer, pools, replay [SECONDS], replay-catalog, all; found {arguments:?}"
             );
             std::process::exit(2);
         }

@@ -10,7 +10,7 @@ that the call names, nor read those that it writes: the calls release the interp
 """
 
 import builtins
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -1316,6 +1316,20 @@ class Store:
             `p99_read_seconds` and `p99_write_seconds` of recent transfers (float), `breaker` ("closed",
             "open" or "half-open"), `abandoned_requests` that the device has not completed, and `bounce_bytes`
             of the store's own memory in use (int).
+        """
+
+    def note_pools(self, pools: PoolSet | Iterable[tuple[str, str, str]]) -> None:
+        """Leaves for `hicache-store stat` where the host pools of this process stand, and why.
+
+        All of them at once, in place of what was left before. A process that never wrote anything leaves
+        nothing, and what it left goes with it.
+
+        Args:
+            pools: A set of pools; or name, place and reason of each pool, in words.
+
+        Raises:
+            ConfigError: Something else, more than 64 pools, or more than 16 KiB of words.
+            StoreClosedError: The store is closed.
         """
 
     def prune(self, size: int | str) -> int:

@@ -1,5 +1,9 @@
 """Sets of pools: packed or sidecar by geometry, each with its reason, and never the target alone."""
 
+import json
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from hicache_store import (
@@ -11,6 +15,7 @@ from hicache_store import (
     PoolSet,
     PoolView,
     Store,
+    StoreClosedError,
     Tile,
     page_keys,
 )
@@ -70,3 +75,36 @@ def test_a_set_refuses_rather_than_be_its_target_alone():
         PoolSet([target, "draft"])
     with pytest.raises(ConfigError, match="mapping"):
         member("draft", "draft", (3, 4), mapping="fused")
+
+
+def test_where_pools_stand_and_why_is_left_for_the_tools(tmp_path):
+    def left():
+        command = [sys.executable, "-m", "hicache_store", "stat", tmp_path, "--json"]
+        ran = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+        (process,) = json.loads(ran.stdout)["processes"]["list"]
+        assert process["free_space_floor_bytes"] == 1 << 20
+        return [(pool["name"], pool["place"], pool["reason"]) for pool in process["pools"]]
+
+    pools = PoolSet([member("kv", "latent", (0, 3)), member("draft", "draft", (3, 4), row=40)])
+    store = Store.open(tmp_path, capacity="16MiB", free_space_floor="1MiB")
+    view = store.view(
+        Namespace("m", revision="r", page_size=1),
+        Pool("kv", "kv", "uint8", {"k": 4}),
+        tile=Tile((0, 1), (0, 1)),
+    )
+    view.backup(page_keys([1], 1), np.zeros(4, np.uint8), [0], depth=0)
+    assert left() == []
+    store.note_pools(pools)
+    target, draft = left()
+    assert target[:2] == ("kv", "target")
+    assert draft[:2] == ("draft", "sidecar")
+    assert draft[2].endswith(pools.members[1].reason)
+    store.note_pools([("kv", "somewhere", "for a test")])
+    assert left() == [("kv", "somewhere", "for a test")]
+    for wrong in (["kv"], [("kv", "somewhere")], [("kv", "somewhere", "x" * (1 << 15))]):
+        with pytest.raises(ConfigError):
+            store.note_pools(wrong)
+    assert left() == [("kv", "somewhere", "for a test")]
+    store.close()
+    with pytest.raises(StoreClosedError):
+        store.note_pools([])

@@ -81,7 +81,9 @@ def test_a_plan_moves_what_numpy_slices(data, parts):
     pages = data.draw(st.integers(1, min(host_slots, device_slots)))
     here, there = random.permutation(host_slots)[:pages], random.permutation(device_slots)[:pages]
     here[data.draw(st.integers(0, pages - 1))] = data.draw(st.sampled_from([-1, here[0]]))
-    kept = [(h, d) for h, d in zip(here, there, strict=True) if h >= 0]
+    if data.draw(st.booleans()):
+        there[data.draw(st.integers(0, pages - 1))] = -1
+    kept = [(h, d) for h, d in zip(here, there, strict=True) if h >= 0 and d >= 0]
     heads_of = slice(head - outer_heads[0], head - outer_heads[0] + heads)
     layers_of = slice(layer - outer_layers[0], layer - outer_layers[0] + layers)
 
@@ -239,13 +241,17 @@ def test_nothing_is_read_into_host_slots_that_are_in_use(world):
 
 def test_missing_pages_are_misses_in_every_layer(world):
     keys = [world.keys[0], bytes(31) + b"\1", *world.keys[2:]]
+    world.device.fill(0x5B)
     ticket = world.transfers.start(keys, world.host_slots, world.device_slots)
     report = ticket.finish()
     assert report.flags() == [True, False, True, True]
     assert ticket.wait(LAYERS - 1, 60)
-    for tensors in world.device.rows:
-        for tensor in tensors:
-            assert (tensor[world.device_slots[1]] == CANARY).all()
+    for layer, tensors in enumerate(world.device.rows):
+        for tensor, value in zip(tensors, world.truth, strict=True):
+            found = tensor[world.device_slots].transpose(0, 2, 1, 3)
+            assert (found[1] == 0x5B).all()
+            for page in (0, 2, 3):
+                assert (found[page] == value[page, layer]).all()
     nothing = world.transfers.start(keys[1:2], [0], [0])
     assert nothing.finish().count("absent") == 1
     with pytest.raises(StoreClosedError):

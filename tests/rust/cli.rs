@@ -15,7 +15,8 @@ use hicache_core::format::{ProcessId, SegmentId};
 use hicache_core::inspect::{self, ObjectState};
 use hicache_core::namespace::Fingerprint;
 use hicache_core::{
-    LayoutName, Namespace, PageKey, RestoreOutcome, Store, StoreOptions, View, ViewOptions, ViewPool,
+    LayoutName, Namespace, PageKey, PoolPlacement, RestoreOutcome, Store, StoreOptions, View, ViewOptions,
+    ViewPool,
 };
 use serde_json::{Value, json};
 
@@ -454,6 +455,74 @@ fn repair_tells_again_what_lost_journals_said() {
     let options = StoreOptions { read_only: true, ..StoreOptions::default() };
     let store = Store::open(root.path(), options).unwrap();
     assert_eq!(tiny_view(&store).match_prefix(&keys).unwrap().pages, 4);
+}
+
+/// What `stat` says in its JSON of each process that wrote to the root.
+fn processes(root: &Path) -> BTreeMap<String, Value> {
+    let document = run(&["stat", text(root), "--json"]).json();
+    let list = document["processes"]["list"].as_array().unwrap().iter();
+    list.map(|process| (process["process"].as_str().unwrap().to_owned(), process.clone())).collect()
+}
+
+#[test]
+fn stat_says_what_free_space_each_live_process_leaves_to_others() {
+    let (root, ..) = tiny_root(3);
+    let store = |floor| {
+        let free_space_floor_bytes = Some(floor);
+        Store::open(root.path(), StoreOptions { free_space_floor_bytes, ..StoreOptions::default() }).unwrap()
+    };
+    let (one, other) = (store(3 << 20), store(5 << 20));
+    fill(&one, namespace("r2"), "one", 2);
+    assert!(
+        run(&["stat", text(root.path())])
+            .out
+            .contains("floor         3.0 MiB of free space left to others, as 1 of 1 alive say")
+    );
+    fill(&other, namespace("r2"), "other", 2);
+    let said = run(&["stat", text(root.path())]).out;
+    assert!(
+        said.contains("floor         3.0 MiB to 5.0 MiB of free space left to others, as 2 of 2 alive say")
+    );
+    let found = processes(root.path());
+    assert_eq!(found.len(), 3);
+    for (process, found) in found {
+        let expected = [(&one, 3 << 20), (&other, 5 << 20)]
+            .into_iter()
+            .find(|(store, _)| store.process().to_string() == process)
+            .map_or(Value::Null, |(_, floor)| json!(floor));
+        assert_eq!(found["free_space_floor_bytes"], expected, "{found}");
+    }
+    drop((one, other));
+    assert!(!run(&["stat", text(root.path())]).out.contains("floor"), "nobody lives");
+}
+
+#[test]
+fn stat_says_where_the_pools_of_a_live_process_stand_and_why() {
+    let (root, ..) = tiny_root(3);
+    let store = quiet(root.path());
+    let placed = |name: &str, reason: &str| PoolPlacement {
+        name: name.into(),
+        place: "sidecar".into(),
+        reason: reason.into(),
+    };
+    // Before the process writes anything, and afterwards: the last word holds.
+    store.note_pools(vec![placed("draft", "said too early")]).unwrap();
+    fill(&store, namespace("r2"), "placed", 2);
+    let pools = |store: &Store| processes(root.path())[&store.process().to_string()]["pools"].clone();
+    assert_eq!(pools(&store)[0]["reason"], "said too early");
+    store.note_pools(vec![placed("draft", "it has 2 slots\u{1b}[2J"), placed("state", "asked for")]).unwrap();
+    let expected = json!([
+        {"name": "draft", "place": "sidecar", "reason": "it has 2 slots\u{1b}[2J"},
+        {"name": "state", "place": "sidecar", "reason": "asked for"},
+    ]);
+    assert_eq!(pools(&store), expected);
+    let said = run(&["stat", text(root.path())]).out;
+    assert!(said.contains("pool          state: sidecar, asked for (") && !said.contains('\u{1b}'), "{said}");
+    assert!(store.note_pools(vec![PoolPlacement::default(); 65]).is_err());
+    assert_eq!(pools(&store), expected, "what was refused changed nothing");
+    store.close();
+    assert!(!run(&["stat", text(root.path())]).out.contains("asked for"), "it has ended");
+    assert!(store.note_pools(Vec::new()).is_err());
 }
 
 #[test]

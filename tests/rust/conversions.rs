@@ -1,7 +1,7 @@
 //! Any ranks of any layout restore what other ranks of other layouts stored, row for row, or miss.
 
 use hicache_core::format::directory;
-use hicache_core::format::frame::{Step, step};
+use hicache_core::format::frame::{FrameKind, Step, step};
 use hicache_core::format::{Encoder, checksum};
 use hicache_core::{
     BackupOutcome, ChainStart, Component, DType, Layout, LayoutName, Namespace, PageKey, Pool, PoolKind,
@@ -356,14 +356,20 @@ fn case_d13_a_forged_layout_word_is_a_miss() {
         }
         if in_journal {
             let mut bytes = std::fs::read(journal).unwrap();
-            // The first frame: its header, the unit, the form.
-            change_layout(&mut bytes, 80 + 64);
-            let Step::Damaged(_) = step(&bytes, 0) else { panic!("a frame is checked") };
-            let length = u32::from_le_bytes(bytes[48..52].try_into().unwrap()) as usize;
+            let mut at = 0;
+            while let Step::Frame(frame, next) = step(&bytes, at)
+                && frame.kind != FrameKind::Add
+            {
+                at = next;
+            }
+            // The first add frame: its header, the unit, the form.
+            change_layout(&mut bytes, at + 80 + 64);
+            let Step::Damaged(_) = step(&bytes, at) else { panic!("a frame is checked") };
+            let length = u32::from_le_bytes(bytes[at + 48..at + 52].try_into().unwrap()) as usize;
             let mut sum = Encoder::default();
-            sum.u64(checksum(&bytes[16..80 + length]));
-            bytes[8..16].copy_from_slice(&sum.bytes);
-            assert!(matches!(step(&bytes, 0), Step::Frame(..)));
+            sum.u64(checksum(&bytes[at + 16..at + 80 + length]));
+            bytes[at + 8..at + 16].copy_from_slice(&sum.bytes);
+            assert!(matches!(step(&bytes, at), Step::Frame(..)));
             std::fs::write(journal, bytes).unwrap();
         } else {
             // Without a journal the directories speak.

@@ -13,10 +13,11 @@ use hicache_core::format::frame::{
 };
 use hicache_core::format::root::{RootDescription, RootFile, decode_generation, encode_generation};
 use hicache_core::format::segment::{Seal, SegmentHeader};
+use hicache_core::format::setup::Setup;
 use hicache_core::format::{ProcessId, SegmentId, checksum, checksum_with_seed};
 use hicache_core::{
-    BackupOutcome, Component, DType, LayoutName, Namespace, PageKey, Pool, PoolKind, RestoreOutcome, Span,
-    Store, StoreOptions, Tile, TokenLattice, View, ViewOptions, ViewPool,
+    BackupOutcome, Component, DType, LayoutName, Namespace, PageKey, Pool, PoolKind, PoolPlacement,
+    RestoreOutcome, Span, Store, StoreOptions, Tile, TokenLattice, View, ViewOptions, ViewPool,
 };
 
 use crate::support::{
@@ -353,6 +354,10 @@ fn frames_of_every_kind_are_these_bytes() {
     let stretch = stretch.raw(&[0x42; 16]).u16(6).u16(0).u32(6).0;
     let sealed = Hand::default().raw(b"0123456789abcdef").u32(7).u32(0).u64(20560).0;
     let counters = Hand::default().u32(1).u64(5).u32(20).u64(u64::MAX).0;
+    let words =
+        br#"{"free_space_floor_bytes":4096,"pools":[{"name":"kv","place":"target","reason":"alone"}]}"#;
+    let pool = PoolPlacement { name: "kv".into(), place: "target".into(), reason: "alone".into() };
+    let setup = Setup { free_space_floor_bytes: Some(4096), pools: vec![pool] };
     let by_hand = [
         frame_by_hand(0, 1, 1, &add),
         frame_by_hand(1, 2, 1, &removed),
@@ -364,6 +369,7 @@ fn frames_of_every_kind_are_these_bytes() {
         frame_by_hand(7, 4, 2, &[[0x42; 16], [0x41; 16]].concat()),
         frame_by_hand(8, 7, 0, b""),
         frame_by_hand(9, 8, 1, &counters[..12]),
+        frame_by_hand(10, 9, 1, words),
     ];
 
     let bodies = [
@@ -377,6 +383,7 @@ fn frames_of_every_kind_are_these_bytes() {
         (FrameKind::Touch, 2, frame::encode_touch(&[short[1], short[0]])),
         (FrameKind::Checkpoint, 0, Vec::new()),
         (FrameKind::Inherited, 1, frame::encode_counters(&[(1, 5)])),
+        (FrameKind::Setup, 1, setup.encode()),
     ];
     let frames: Vec<Frame<'_>> = bodies
         .iter()
@@ -423,6 +430,7 @@ fn frames_of_every_kind_are_these_bytes() {
             }
             FrameKind::Checkpoint => assert!(frame.body.is_empty()),
             FrameKind::Inherited => assert_eq!(frame::decode_counters(frame.body).unwrap(), [(1, 5)]),
+            FrameKind::Setup => assert_eq!(Setup::decode(frame.body).as_ref(), Some(&setup)),
             FrameKind::Other(code) => assert_eq!(code, 99),
         }
     }

@@ -131,9 +131,10 @@ fn sets_that_cannot_be_are_refused() {
         assert_eq!(error.kind(), ErrorKind::Config);
         assert!(error.message().contains(part), "{error}");
     }
-    let mut none = deployment();
-    none[0].slots = 0;
-    assert_eq!(PoolSet::new(&none).unwrap_err().kind(), ErrorKind::Geometry);
+    let none = PoolMember { slots: 0, ..deployment()[0].clone() };
+    let error = PoolSet::new(&[none]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Geometry);
+    assert!(error.message().contains("at least one slot"), "{error}");
 }
 
 #[test]

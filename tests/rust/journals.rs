@@ -12,6 +12,7 @@ use hicache_core::format::frame::{
     encode_counters, encode_gone, encode_touch,
 };
 use hicache_core::format::segment::{SEGMENT_HEADER_BYTES, SegmentHeader};
+use hicache_core::format::setup::Setup;
 use hicache_core::format::{ProcessId, SegmentId};
 use hicache_core::store::counters::Counter;
 use hicache_core::store::io::Transfers;
@@ -498,6 +499,36 @@ fn totals_of_the_dead_are_kept_when_their_journals_and_copies_go() {
             return;
         }
     }
+}
+
+#[test]
+fn how_a_process_is_set_up_is_kept_in_its_journal_while_it_lives() {
+    let root = model_root();
+    let root = root.path();
+    let set_up = |of: &Writer| {
+        let scan = hicache_core::inspect::scan(root).unwrap();
+        let process = scan.processes.into_iter().find(|process| process.process == of.id);
+        process.and_then(|process| process.setup).and_then(|setup| setup.free_space_floor_bytes)
+    };
+    let frames = |of: &Writer| {
+        let mut count = 0;
+        let mut tail = Tail::new(Paths::new(root));
+        tail.poll(&mut |frame| count += u64::from(frame.kind == FrameKind::Setup && frame.process == of.id));
+        count
+    };
+    let mut writer = Writer::start(root, 1);
+    for floor in [1, 2, 3] {
+        let setup = Setup { free_space_floor_bytes: Some(floor), ..Setup::default() };
+        writer.say(FrameKind::Setup, 1, &setup.encode());
+        (0..20).for_each(|_| writer.count(1));
+    }
+    assert_eq!((set_up(&writer), frames(&writer)), (Some(3), 3));
+    assert!(writer.checkpoint(&mut |_| ()));
+    assert_eq!((set_up(&writer), frames(&writer)), (Some(3), 1));
+    writer.kill();
+    let mut heir = Writer::start(root, 2);
+    Finisher::new(Paths::new(root)).finish_dead(&mut heir, limits(0), &mut |_| ()).unwrap();
+    assert_eq!((set_up(&writer), frames(&writer)), (None, 0), "how a dead process was set up");
 }
 
 #[test]

@@ -123,8 +123,14 @@ proptest! {
     }
 
     #[test]
-    fn a_launch_moves_what_its_rows_are((src, dst, rect) in case(), of_tokens in any::<bool>()) {
-        let layer = Tile { layers: Span { start: rect.layers.start, end: rect.layers.start + 1 }, ..rect };
+    fn a_launch_moves_what_its_rows_are(
+        (src, dst, rect) in case(),
+        of_tokens in any::<bool>(),
+        of_one_layer in any::<bool>(),
+    ) {
+        let layers = if of_one_layer { 1 } else { rect.layers.len() };
+        let layers = Span { start: rect.layers.start, end: rect.layers.start + layers };
+        let layer = Tile { layers, ..rect };
         let plan = CopyPlan::between(&src, &dst, &layer).unwrap();
         let (from_slots, to_slots) = slots(&src, &dst);
         let from = pattern(&src);

@@ -15,6 +15,7 @@ driver calls could not register, the engine registers and unregisters as it does
 Source: sglang 0.5.23, `srt/plugins/__init__.py` and `srt/mem_cache/pool_host/common.py`.
 """
 
+import collections
 import json
 import logging
 import math
@@ -24,7 +25,7 @@ from typing import Any, Final
 
 from hicache_store import ConfigError, HostPool
 
-__all__ = ["ENVIRONMENT", "options", "place", "plugin"]
+__all__ = ["ENVIRONMENT", "options", "place", "placed", "plugin"]
 
 ENVIRONMENT: Final = "HICACHE_HOST_POOL"
 """Variable that asks for it: `on`, or a JSON object with keywords of `HostPool`."""
@@ -73,6 +74,14 @@ CHOICES: Final = frozenset(
     }
 )
 """Keywords that the variable may have; sharing and sizes are the engine's."""
+
+
+_placed: Final[collections.deque[tuple[str, str, str]]] = collections.deque(maxlen=16)
+
+
+def placed() -> list[tuple[str, str, str]]:
+    """The latest tensors that `place` placed in this process: name, place and reason of each, in words."""
+    return list(_placed)
 
 
 def plugin() -> None:
@@ -135,10 +144,11 @@ def place(
         setattr(tensor, REGISTERED_RANGES, [])
     # The allocator is what the engine asks for shape and dtype afterwards.
     allocator.dtype, allocator.dims = dtype, dims
-    logger.info(
-        "host pool of %.2f GiB: %s%s",
-        nbytes / (1 << 30),
-        ", ".join(pool.got) or "ordinary memory",
-        "".join(f"; not {line}" for line in stats["unmet"]),
+    got = ", ".join(pool.got) or "ordinary memory"
+    reason = got + "".join(f"; not {line}" for line in stats["unmet"])
+    logger.info("host pool of %.2f GiB: %s", nbytes / (1 << 30), reason)
+    shape = f"{dtype} {list(dims)}"
+    _placed.append(
+        (f"host pool of {nbytes / (1 << 30):.2f} GiB", "hicache_store", f"{shape}: {reason[:500]}")
     )
     return tensor

@@ -9,6 +9,7 @@ from typing import Any, Final
 from hicache_store import Namespace, PoolView, Store, StoreClosedError, UnsupportedError, View
 from hicache_store.sglang import identity
 from hicache_store.sglang.binding import Binding, Body, bind
+from hicache_store.sglang.host_pool import placed
 from hicache_store.sglang.topology import Topology
 from hicache_store.sglang.versions import KV, EngineFacts
 
@@ -127,6 +128,7 @@ class Serving:
         lookups = self._store.view(namespace, views, codec=self._options["codec"]) if views else None
         refused = {other: why for other, why in self.state.refused.items() if other != name}
         self.state = State(namespace, served, refused, lookups)
+        self._store.note_pools(placed())
         return binding
 
     def _namespace(self, anchor: Binding) -> Namespace:

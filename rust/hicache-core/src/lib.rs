@@ -19,7 +19,8 @@ pub mod transfer;
 pub use dtype::DType;
 pub use error::{Error, ErrorKind, Result};
 pub use host_pool::{
-    HostPool, Lease, Mapping, MappingWish, MemberPlan, PoolMember, PoolSet, PoolUsage, SlotHandle,
+    HostPool, Lease, Mapping, MappingWish, MemberPlan, PoolMember, PoolPlacement, PoolSet, PoolUsage,
+    SlotHandle,
 };
 pub use key::{PageKey, bigram_page_keys, chain_seed, page_keys};
 pub use layout::{ComponentLayout, Layout, LayoutName};

@@ -1,6 +1,6 @@
 //! Sets of pools, packed or side by side, from Python.
 
-use hicache_core::{Error, MappingWish, MemberPlan, PoolMember, PoolSet};
+use hicache_core::{Error, MappingWish, MemberPlan, PoolMember, PoolPlacement, PoolSet};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
@@ -120,6 +120,13 @@ impl PyMemberPlan {
 #[pyclass(frozen, name = "PoolSet", module = "hicache_store")]
 pub(crate) struct PyPoolSet {
     inner: PoolSet,
+}
+
+impl PyPoolSet {
+    /// Where the members stand, for the tools.
+    pub(crate) fn placements(&self) -> Vec<PoolPlacement> {
+        self.inner.placements()
+    }
 }
 
 #[pymethods]

@@ -4,15 +4,16 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use bytesize::ByteSize;
-use hicache_core::{Error, IoMode, LayoutName, Store, StoreOptions, ViewOptions};
+use hicache_core::{Error, IoMode, LayoutName, PoolPlacement, Store, StoreOptions, ViewOptions};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyInt, PySequence, PyString};
 
 use crate::arguments::{to_u64, type_name};
-use crate::errors::Result;
+use crate::errors::{Failure, Result};
 use crate::namespace::{PyNamespace, repr};
 use crate::notices;
 use crate::pool::PyPool;
+use crate::pool_set::PyPoolSet;
 use crate::tile::PyTile;
 use crate::view::{PyPoolView, PyView};
 
@@ -120,6 +121,12 @@ impl PyStore {
         Ok(stats)
     }
 
+    /// Leaves for the tools where the host pools of this process stand, and why.
+    fn note_pools(&self, py: Python<'_>, pools: &Bound<'_, PyAny>) -> Result<()> {
+        let placed = to_placements(pools)?;
+        Ok(py.detach(|| self.store.note_pools(placed))?)
+    }
+
     /// Removes pages, the least useful first, until the root takes at most `size` on disk. The number of objects.
     fn prune(&self, py: Python<'_>, size: &Bound<'_, PyAny>) -> Result<u64> {
         let bytes = to_bytes("size", size)?;
@@ -168,6 +175,22 @@ impl PyStore {
         let path = repr(py, &self.store.path().to_string_lossy())?;
         Ok(format!("<Store at {path}, capacity {} bytes>", self.store.capacity_bytes()))
     }
+}
+
+/// Places of pools: a set of them, or name, place and reason of each.
+fn to_placements(pools: &Bound<'_, PyAny>) -> Result<Vec<PoolPlacement>> {
+    if let Ok(set) = pools.cast::<PyPoolSet>() {
+        return Ok(set.get().placements());
+    }
+    let placement = |(index, item): (usize, PyResult<Bound<'_, PyAny>>)| -> Result<PoolPlacement> {
+        let item = item?;
+        let (name, place, reason) = item.extract::<(String, String, String)>().map_err(|_| -> Failure {
+            let found = type_name(&item);
+            Error::config(format!("pools[{index}]: expected name, place and reason, found {found}")).into()
+        })?;
+        Ok(PoolPlacement { name, place, reason })
+    };
+    pools.try_iter()?.enumerate().map(placement).collect()
 }
 
 /// Bytes from an int, or from text with a unit.

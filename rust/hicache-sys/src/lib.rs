@@ -8,6 +8,8 @@
 #![expect(unsafe_code, reason = "the one crate of the workspace that may, see the crate documentation")]
 
 mod aligned;
+#[cfg(feature = "testing")]
+pub mod allocations;
 pub mod copy;
 pub mod cuda;
 pub mod file;

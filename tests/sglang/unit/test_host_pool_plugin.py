@@ -5,7 +5,10 @@ from __future__ import annotations
 import gc
 import importlib.metadata
 import importlib.util
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -114,6 +117,22 @@ def test_pages_are_stored_from_it_and_restored_into_it(asked, made, rank, put, t
     assert put(rank(written), PoolName.KV, written, keys, slots)
     assert take(rank(blank), PoolName.KV, blank, keys, others) == len(keys)
     assert pools.pages_of(blank, others) == pools.pages_of(written, slots)
+
+
+def test_stat_says_what_was_placed_and_what_was_got(asked, made, rank, put, keys, slots, tmp_path):
+    asked('{"huge_pages": "off", "register": "off"}')
+    written = pools.fill(pools.build("mha", "page_first"), 1)
+    serving = rank(written)
+    assert put(serving, PoolName.KV, written, keys, slots)
+    command = [sys.executable, "-m", "hicache_store", "stat", tmp_path / "root", "--json"]
+    ran = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    (process,) = json.loads(ran.stdout)["processes"]["list"]
+    (*_, last) = process["pools"]
+    (tensor,) = tensors(written)
+    assert (last["place"], last["reason"]) == (
+        "hicache_store",
+        f"{tensor.dtype} {list(tensor.shape)}: prefaulted",
+    )
 
 
 def test_the_engine_does_not_unregister_what_we_registered(asked, monkeypatch, cudart):

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use hicache_core::PoolPlacement;
+use hicache_core::format::setup::Setup;
 use hicache_core::inspect::{self, ProcessScan, RootScan};
 use serde_json::{Value, json};
 
@@ -192,6 +194,12 @@ fn say(scan: &RootScan, output: &mut Output<'_>) {
         let (free, all) = (size(found.available_bytes), size(found.total_bytes));
         output.field("file system", &format!("{}, {free} of {all} free{shared}", found.kind));
     }
+    if let Some((least, most, count)) = floors(scan) {
+        let kept = if least == most { size(least) } else { format!("{} to {}", size(least), size(most)) };
+        let alive = totals.alive;
+        output
+            .field("floor", &format!("{kept} of free space left to others, as {count} of {alive} alive say"));
+    }
     output.field("processes", &format!("{} alive, {} ended", totals.alive, totals.dead));
     output.field(
         "segments",
@@ -220,6 +228,11 @@ fn say(scan: &RootScan, output: &mut Output<'_>) {
     output.field("namespaces", &scan.namespaces.len().to_string());
     output.field("problems", &scan.problems.len().to_string());
     say_processes(scan, output);
+    for (process, setup) in setups(scan) {
+        for PoolPlacement { name, place, reason } in &setup.pools {
+            output.field("pool", &format!("{name}: {place}, {reason} ({})", process.process));
+        }
+    }
     for (counter, value) in &scan.counters {
         output.field("counter", &format!("{:<36} {value:>16}", counter.name()));
     }
@@ -234,6 +247,7 @@ fn outstanding(scan: &RootScan) -> u64 {
 
 fn process_json(scan: &RootScan, process: &ProcessScan) -> Value {
     let granted = scan.granted(process.process);
+    let setup = process.setup.as_ref().filter(|_| process.is_alive);
     json!({
         "process": process.process.to_string(),
         "is_alive": process.is_alive,
@@ -243,7 +257,25 @@ fn process_json(scan: &RootScan, process: &ProcessScan) -> Value {
         "limit_bytes": granted.map(|entry| entry.limit),
         "outstanding_bytes": granted.map(|entry| entry.outstanding),
         "last_frame_ns": process.last_frame_ns,
+        "free_space_floor_bytes": setup.and_then(|setup| setup.free_space_floor_bytes),
+        "pools": setup.map(|setup| setup.pools.iter().map(pool_json).collect::<Vec<_>>()),
     })
+}
+
+fn pool_json(pool: &PoolPlacement) -> Value {
+    json!({"name": pool.name, "place": pool.place, "reason": pool.reason})
+}
+
+/// What live processes said of themselves, with each of them.
+fn setups(scan: &RootScan) -> impl Iterator<Item = (&ProcessScan, &Setup)> {
+    let alive = scan.processes.iter().filter(|process| process.is_alive);
+    alive.filter_map(|process| Some((process, process.setup.as_ref()?)))
+}
+
+/// Smallest and largest floor that live processes keep, and how many said so.
+fn floors(scan: &RootScan) -> Option<(u64, u64, usize)> {
+    let floors: Vec<u64> = setups(scan).filter_map(|(_, setup)| setup.free_space_floor_bytes).collect();
+    Some((*floors.iter().min()?, *floors.iter().max()?, floors.len()))
 }
 
 /// A row for each process that lives or has something on disk.

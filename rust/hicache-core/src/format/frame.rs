@@ -52,6 +52,8 @@ pub enum FrameKind {
     Checkpoint,
     /// Totals of processes that are dead and whose journals are gone; the last such frame of a process holds.
     Inherited,
+    /// How this process is set up, in words for people; the last such frame holds.
+    Setup,
     /// A later build's; skipped.
     Other(u16),
 }
@@ -67,6 +69,7 @@ impl FrameKind {
             FrameKind::Counters => 6,
             FrameKind::Checkpoint => 7,
             FrameKind::Inherited => 8,
+            FrameKind::Setup => 9,
             FrameKind::Other(code) => code,
         }
     }
@@ -81,6 +84,7 @@ impl FrameKind {
             6 => FrameKind::Counters,
             7 => FrameKind::Checkpoint,
             8 => FrameKind::Inherited,
+            9 => FrameKind::Setup,
             other => FrameKind::Other(other),
         }
     }

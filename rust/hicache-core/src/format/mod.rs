@@ -12,6 +12,7 @@ pub mod frame;
 pub mod ledger;
 pub mod root;
 pub mod segment;
+pub mod setup;
 mod wire;
 
 pub use wire::{Damage, Decoder, Encoder};

@@ -16,7 +16,7 @@ use hicache_sys::Region;
 use hicache_sys::memory::{HostMemory, MemoryError, MemoryErrorKind, MemoryOptions, MemoryReport};
 
 pub use lease::Lease;
-pub use pool_set::{Mapping, MappingWish, MemberPlan, PoolMember, PoolSet};
+pub use pool_set::{Mapping, MappingWish, MemberPlan, PoolMember, PoolPlacement, PoolSet};
 pub use slots::SlotHandle;
 
 use crate::{Error, ErrorKind, Result};

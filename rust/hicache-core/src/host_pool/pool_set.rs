@@ -87,6 +87,17 @@ pub struct MemberPlan {
     pub slots: u64,
 }
 
+/// Where a pool stands, and why, in words for people.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct PoolPlacement {
+    /// Name of the pool.
+    pub name: String,
+    /// A word: `target`, `packed` or `sidecar` of a set of pools, or what else its owner calls it.
+    pub place: String,
+    /// One sentence.
+    pub reason: String,
+}
+
 /// The pools of a deployment on one rank, each with its place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PoolSet {
@@ -186,17 +197,22 @@ impl PoolSet {
         self.host_pools.iter().map(|&(slots, slot_bytes)| HostPool::new(slots, slot_bytes, options)).collect()
     }
 
-    /// A line for each member: name, mapping, place and reason.
-    pub fn explain(&self) -> String {
-        let line = |member: &MemberPlan| {
+    /// Where each member stands and why, as [`crate::Store::note_pools`] takes it.
+    pub fn placements(&self) -> Vec<PoolPlacement> {
+        let placement = |member: &MemberPlan| {
             let MemberPlan { name, mapping, reason, offset, part_bytes, host_page_bytes, slots, .. } = member;
             let end = offset + part_bytes;
-            let mapping = mapping.name();
-            format!(
-                "{name}: {mapping}, bytes {offset} to {end} of {host_page_bytes} in {slots} slots: {reason}"
-            )
+            let reason = format!("bytes {offset} to {end} of {host_page_bytes} in {slots} slots: {reason}");
+            PoolPlacement { name: name.clone(), place: mapping.name().to_owned(), reason }
         };
-        self.members.iter().map(line).collect::<Vec<_>>().join("\n")
+        self.members.iter().map(placement).collect()
+    }
+
+    /// A line for each member: name, mapping, place and reason.
+    pub fn explain(&self) -> String {
+        let line =
+            |PoolPlacement { name, place, reason }: PoolPlacement| format!("{name}: {place}, {reason}");
+        self.placements().into_iter().map(line).collect::<Vec<_>>().join("\n")
     }
 }
 

@@ -7,6 +7,7 @@ use hicache_sys::file::{self, Access};
 
 use crate::format::frame::{self, FRAME_HEADER_BYTES, Frame, FrameKind, Location};
 use crate::format::root::{RootDescription, RootFile, decode_generation};
+use crate::format::setup::Setup;
 use crate::format::{ProcessId, SegmentId};
 use crate::inspect::ProblemKind::{Damaged, Foreign, LeftBehind, Missing, Unreadable};
 use crate::inspect::{
@@ -272,6 +273,7 @@ impl Collector {
             last_frame_ns: 0,
             counters: BTreeMap::new(),
             inherited: BTreeMap::new(),
+            setup: None,
         })
     }
 
@@ -362,6 +364,7 @@ impl Collector {
         match frame.kind {
             FrameKind::Counters => process.counters = named_counters(frame.body),
             FrameKind::Inherited => process.inherited = named_counters(frame.body),
+            FrameKind::Setup => process.setup = Setup::decode(frame.body),
             _ => {}
         }
         let Some(namespace) = self.namespaces.get_mut(&frame.namespace) else { return };

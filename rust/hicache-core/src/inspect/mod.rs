@@ -20,6 +20,7 @@ use crate::format::form::Form;
 use crate::format::frame::{Gone, Location, Reason, ShortKey};
 use crate::format::ledger::{Ledger, LedgerEntry};
 use crate::format::root::RootDescription;
+use crate::format::setup::Setup;
 use crate::format::{ProcessId, SegmentId};
 use crate::namespace::{Fingerprint, Namespace};
 use crate::pool::Pool;
@@ -109,6 +110,8 @@ pub struct ProcessScan {
     pub counters: BTreeMap<Counter, u64>,
     /// Totals of dead processes whose journals it merged into its own, as far as they are summed up.
     pub inherited: BTreeMap<Counter, u64>,
+    /// How it is set up, where it said so.
+    pub setup: Option<Setup>,
 }
 
 impl RootScan {

@@ -208,6 +208,11 @@ impl Budget {
         self.capacity.load(Ordering::Acquire)
     }
 
+    /// Bytes of the file system that this process leaves to others.
+    pub fn free_space_floor(&self) -> u64 {
+        self.floor
+    }
+
     /// Bytes of all limits together: what the files take, and what is granted beside it. Looks at the ledger.
     pub fn granted(&self) -> u64 {
         peek(&self.paths).map_or_else(|| self.used(), |ledger| ledger.sum())

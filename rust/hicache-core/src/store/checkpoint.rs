@@ -69,7 +69,7 @@ pub fn rewrite(
     between("own frames read");
     let census = Census::read(paths, &|_| false)?;
     between("census read");
-    let mut frames = collected.reduce(&mut Liveness::new(paths, &census));
+    let mut frames = collected.reduce(&mut Liveness::new(paths, &census), Some(mark.process));
     let inherited = fold_totals(&mut frames, mark.process, &census);
     let first = Frame {
         process: mark.process,

@@ -195,7 +195,11 @@ fn take(
             }
         }
         FrameKind::Seal => sealed.extend(frame::decode_seal(frame.body).map(|(segment, _)| segment)),
-        FrameKind::Counters | FrameKind::Checkpoint | FrameKind::Inherited | FrameKind::Other(_) => {}
+        FrameKind::Counters
+        | FrameKind::Checkpoint
+        | FrameKind::Inherited
+        | FrameKind::Setup
+        | FrameKind::Other(_) => {}
     }
 }
 

@@ -347,9 +347,9 @@ impl Collected {
     }
 
     /// Drops what does not matter any more and folds what can be said shorter. Every process's frames stay in
-    /// their order.
-    pub(crate) fn reduce(self, liveness: &mut Liveness<'_>) -> Vec<KeptFrame> {
-        let mut totals = HashSet::new();
+    /// their order. `alive` is the process that goes on, if one does.
+    pub(crate) fn reduce(self, liveness: &mut Liveness<'_>, alive: Option<ProcessId>) -> Vec<KeptFrame> {
+        let (mut totals, mut is_set_up) = (HashSet::new(), false);
         let mut touched: HashMap<(ProcessId, Fingerprint), Vec<ShortKey>> = HashMap::new();
         let mut seen: HashSet<(ProcessId, Fingerprint, ShortKey)> = HashSet::new();
         let mut kept = Vec::new();
@@ -359,6 +359,12 @@ impl Collected {
             match frame.kind {
                 FrameKind::Counters | FrameKind::Inherited => {
                     if !totals.insert((process, frame.kind == FrameKind::Inherited)) {
+                        continue;
+                    }
+                }
+                FrameKind::Setup => {
+                    // How a dead process was set up matters to nobody.
+                    if alive != Some(process) || std::mem::replace(&mut is_set_up, true) {
                         continue;
                     }
                 }

@@ -84,7 +84,7 @@ impl Round<'_> {
             }
         }
         let all = collected.bytes;
-        let frames = collected.reduce(&mut Liveness::new(self.paths, census));
+        let frames = collected.reduce(&mut Liveness::new(self.paths, census), None);
         let kept = frames.iter().map(KeptFrame::encoded_bytes).sum();
         Ok(Some(Reduced { frames, kept, all }))
     }

@@ -90,6 +90,8 @@ pub use view::{PoolMemory, View, ViewOptions, ViewPool};
 
 use crate::format::ProcessId;
 use crate::format::frame::{FrameKind, encode_counters, encode_seal};
+use crate::format::setup::Setup;
+use crate::host_pool::PoolPlacement;
 use crate::namespace::{Fingerprint, Namespace};
 use crate::store::bounce::Bouncer;
 use crate::store::budget::Budget;
@@ -157,6 +159,9 @@ struct JournalState {
     has_ended: bool,
     counters_at: Instant,
     counters_sent: u64,
+    /// How this process is set up, and whether the journal says so.
+    setup: Setup,
+    is_setup_said: bool,
 }
 
 impl Store {
@@ -198,8 +203,15 @@ impl Store {
         )
         .map_err(|error| Error::io("cannot look at", &paths.root, error))?;
         let keeps_house = options.keeps_house();
-        let journal =
-            JournalState { journal: None, has_ended: false, counters_at: Instant::now(), counters_sent: 0 };
+        let free_space_floor_bytes = Some(budget.free_space_floor());
+        let journal = JournalState {
+            journal: None,
+            has_ended: false,
+            counters_at: Instant::now(),
+            counters_sent: 0,
+            setup: Setup { free_space_floor_bytes, ..Setup::default() },
+            is_setup_said: false,
+        };
         let inner = Inner {
             paths,
             options,
@@ -278,6 +290,23 @@ impl Store {
     pub fn device(&self) -> DeviceReport {
         let (abandoned, bounce_bytes) = self.inner.bouncer.in_flight();
         DeviceReport { abandoned, bounce_bytes, ..self.inner.device.report() }
+    }
+
+    /// Leaves for the tools where the host pools of this process stand, and why; all of them at once, in place of what
+    /// was left before. A process that never wrote anything leaves nothing.
+    ///
+    /// # Errors
+    /// `Config` for more than 64 pools, or more than 16 KiB of words; `Closed`.
+    pub fn note_pools(&self, pools: Vec<PoolPlacement>) -> Result<()> {
+        self.inner.check_open()?;
+        let mut state = self.inner.lock_journal();
+        let setup = Setup { pools, ..state.setup.clone() };
+        setup.validate()?;
+        if setup != state.setup {
+            (state.setup, state.is_setup_said) = (setup, false);
+            self.inner.say_setup(&mut state);
+        }
+        Ok(())
     }
 
     /// Takes the lines that wait for the log.
@@ -377,6 +406,8 @@ impl Inner {
         body: &[u8],
     ) -> std::io::Result<()> {
         let mut state = self.lock_journal();
+        self.started(&mut state)?;
+        self.say_setup(&mut state);
         let journal = self.started(&mut state)?;
         // A unit has taken the room for its frame with its own. Removes must be told on a full disk too: they use what the
         // journal took ahead.
@@ -394,7 +425,10 @@ impl Inner {
 
     /// Bytes on disk by which the journal grows when so many bytes of records are said.
     pub(crate) fn journal_growth(&self, body_bytes: u64) -> std::io::Result<u64> {
-        Ok(self.started(&mut self.lock_journal())?.growth(body_bytes))
+        let mut state = self.lock_journal();
+        self.started(&mut state)?;
+        self.say_setup(&mut state);
+        Ok(self.started(&mut state)?.growth(body_bytes))
     }
 
     /// Makes this process known as alive, before its first segment appears.
@@ -420,6 +454,24 @@ impl Inner {
         }
         let Some(journal) = &mut state.journal else { unreachable!("filled above") };
         Ok(journal)
+    }
+
+    /// Says how this process is set up, if its journal has begun and does not say so. Where there is no room for it, or
+    /// it fails, it is said later, or never: nothing depends on it.
+    fn say_setup(&self, state: &mut JournalState) {
+        let (Some(journal), false) = (&mut state.journal, state.is_setup_said || self.options.read_only)
+        else {
+            return;
+        };
+        let body = state.setup.encode();
+        let growth = journal.growth(body.len() as u64);
+        let room = if growth > 0 { self.budget.take(growth).ok() } else { None };
+        if growth > 0 && room.is_none() {
+            return;
+        }
+        let said = journal.append(&self.transfers, FrameKind::Setup, Fingerprint([0; 16]), 1, &body);
+        drop(room);
+        state.is_setup_said = said.is_ok();
     }
 
     /// Leaves the totals in the journal, now and then. A process that never wrote anything leaves none.
@@ -450,6 +502,7 @@ impl Inner {
             });
             state.counters_sent = sum;
         }
+        self.say_setup(&mut state);
         state.counters_at = Instant::now();
     }
 
