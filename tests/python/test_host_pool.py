@@ -40,7 +40,7 @@ def make(slots=4, slot_bytes=SLOT, **options):
 def run(script, *arguments, **options):
     """Runs a Python program; what it prints, and how it ended."""
     command = [sys.executable, "-c", script, *(str(argument) for argument in arguments)]
-    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=60, **options)
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=180, **options)
 
 
 def maps():

@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from hicache_store import Namespace, PoolView, Store, StoreClosedError, UnsupportedError, View
+from hicache_store import (
+    HiCacheStoreError,
+    Namespace,
+    PoolView,
+    Store,
+    StoreClosedError,
+    UnsupportedError,
+    View,
+)
 from hicache_store.sglang import identity
 from hicache_store.sglang.binding import Binding, Body, bind
 from hicache_store.sglang.host_pool import placed
@@ -16,6 +24,10 @@ from hicache_store.sglang.versions import KV, EngineFacts
 __all__ = ["Pages", "Served", "Serving", "State"]
 
 _log: Final = logging.getLogger("hicache_store.sglang")
+
+# What a process may leave for `hicache-store stat` is limited; the log has all of it.
+MOST_NOTES: Final = 24
+MOST_WORDS: Final = 400
 
 
 @dataclass(frozen=True)
@@ -104,6 +116,7 @@ class Serving:
         except BaseException as error:
             with self._lock:
                 self.state = replace(self.state, refused={**self.state.refused, name: str(error)})
+                self._note()
             _log.error("pool %r is not stored, and prefixes that need it are never found: %s", name, error)
 
     def close(self) -> None:
@@ -128,8 +141,23 @@ class Serving:
         lookups = self._store.view(namespace, views, codec=self._options["codec"]) if views else None
         refused = {other: why for other, why in self.state.refused.items() if other != name}
         self.state = State(namespace, served, refused, lookups)
-        self._store.note_pools(placed())
+        self._note()
         return binding
+
+    def _note(self) -> None:
+        """Leaves for `hicache-store stat` which pools are not stored or not shared, and what was placed."""
+        told = [(name, "refused", why) for name, why in self.state.refused.items()]
+        for name, served in self.state.served.items():
+            told += [(name, "bound", why) for why in served.binding.bound]
+            if served.binding.orphaned is not None:
+                told.append((name, "never found", served.binding.orphaned))
+        try:
+            if self._store is not None:
+                self._store.note_pools(
+                    [(name, place, why[:MOST_WORDS]) for name, place, why in [*told, *placed()][:MOST_NOTES]]
+                )
+        except HiCacheStoreError as error:
+            _log.warning("`hicache-store stat` does not learn how the pools are served: %s", error)
 
     def _namespace(self, anchor: Binding) -> Namespace:
         if anchor.body is not None and anchor.body.flat_dtype is None and not self._options["interface_v1"]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -130,6 +133,23 @@ def test_what_nobody_tells_keeps_pages_apart(
     assert take(rank(part(**shape), extra=extra, **facts), KV, pool, keys, slots) == 6
     (reason,) = reader.stats()["pools"]["kv"]["bound"]
     assert named in reason
+
+
+def test_stat_says_which_pools_are_not_shared_or_not_stored(rank, put, keys, slots, tmp_path):
+    strange = pools.build("mha", "layer_first")
+    strange.layout = "page_unified"
+    pool = pools.fill(part(layers=(0, 2)), 3)
+    sidecars = {PoolName.DRAFT: strange}
+    serving = rank(pool, sidecars, extra=FACTS | {"total_layers": None}, pp_rank=0, pp_size=2)
+    assert put(serving, KV, pool, keys, slots)
+    command = [sys.executable, "-m", "hicache_store", "stat", tmp_path / "root", "--json"]
+    ran = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    (process,) = json.loads(ran.stdout)["processes"]["list"]
+    told = serving.stats()
+    assert process["pools"] == [
+        {"name": "draft", "place": "refused", "reason": told["refused"]["draft"]},
+        {"name": "kv", "place": "bound", "reason": told["pools"]["kv"]["bound"][0]},
+    ]
 
 
 def test_another_rank_never_reads_bound_pages(rank, put, keys, slots):
