@@ -39,7 +39,7 @@ def cases(small):
         for pages in (0, 3) if small else (0, 1, 3, 1000):
             yield (
                 f"row {row} pages {pages}",
-                lambda mover, row=row, pages=pages: rows.test_rows_of_any_size_make_the_round_trip(
+                lambda mover, row=row, pages=pages: rows.test_case_d25_rows_of_any_size_make_the_round_trip(
                     mover, row, pages
                 ),
             )
@@ -59,7 +59,10 @@ def cases(small):
                 mover, past
             ),
         )
-    yield "index check", lambda mover: indices.test_the_index_check_finds_what_numpy_finds(mover, np.int64, 3)
+    yield (
+        "index check",
+        lambda mover: indices.test_case_d25_the_index_check_finds_what_numpy_finds(mover, np.int64, 3),
+    )
     yield "gather with all edges", lambda mover: compare(edges.pass_through(mover, 1), [])
     for seed in range(4 if small else 120):
         yield (
