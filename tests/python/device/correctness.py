@@ -7,8 +7,8 @@ import types
 import numpy as np
 
 
-def tests():
-    """The test modules. Where pytest is missing a stand-in does, since only their functions are used."""
+def stand_in_for_pytest():
+    """Where pytest is missing a stand-in does, since only the functions of the tests are used."""
     try:
         importlib.import_module("pytest")
     except ModuleNotFoundError:
@@ -20,6 +20,11 @@ def tests():
         stand_in.fixture = keep
         stand_in.mark = types.SimpleNamespace(parametrize=keep, timeout=keep, skipif=keep)
         sys.modules["pytest"] = stand_in
+
+
+def tests():
+    """The test modules."""
+    stand_in_for_pytest()
     names = ("test_layouts", "test_rows", "test_packed", "test_indices", "test_edges")
     return [importlib.import_module(name) for name in names]
 

@@ -56,6 +56,10 @@ class Driver:
     def record(self, event, stream=None):
         self.call("cuEventRecord", event, stream or self.stream)
 
+    def wait_event(self, event, stream):
+        """Has a stream wait for what an event recorded last."""
+        self.call("cuStreamWaitEvent", stream, event, 0)
+
     def milliseconds(self, start, end):
         self.call("cuEventSynchronize", end)
         return self.ask("cuEventElapsedTime", c.c_float, start, end)
@@ -74,6 +78,12 @@ class Driver:
     def copy(self, to, source, size, stream=None):
         self.call(
             "cuMemcpyAsync", c.c_uint64(to), c.c_uint64(source), c.c_size_t(size), stream or self.stream
+        )
+
+    def fill(self, to, value, size, stream=None):
+        """Sets bytes of the device."""
+        self.call(
+            "cuMemsetD8Async", c.c_uint64(to), c.c_ubyte(value), c.c_size_t(size), stream or self.stream
         )
 
     def load(self, code):
