@@ -35,7 +35,9 @@ def write_image(folder):
     finally:
         sys.path.remove(str(CUDA))
     image = folder / "kernels.image"
-    image.write_bytes(build_image.write_image([(build_image.CUBIN, 90, b"code")]))
+    image.write_bytes(
+        build_image.write_image([(build_image.CUBIN, 90, b"code"), (build_image.PTX, 80, b"text")])
+    )
     return image
 
 
@@ -72,6 +74,7 @@ def test_all_stages_run_and_every_case_passes(driver, tmp_path):
     assert {stages[name] for name in passed} == {"passed"}, stages
     assert found["correctness"]["cases"] >= 30
     assert found["correctness"]["failures"] == {}
+    assert [entry[:2] for entry in found["correctness"]["entries"][:2]] == [["cubin", 90], ["PTX", 80]]
     assert found["rates"]["kernels"]
     assert found["rates"]["batches"]
     assert set(found["rates"]["ceiling"]) == {"h2d", "d2h", "both_at_once"}
@@ -175,13 +178,13 @@ def test_without_a_driver_it_says_so(tmp_path):
 def test_a_stage_that_takes_too_long_is_ended(driver, tmp_path):
     # Rates of full size take minutes on a driver that is a processor.
     stages = ["--only", "rates", "--only", "end_to_end"]
-    run, found = check(driver, tmp_path, "--seconds", "4", *stages)
+    run, found = check(driver, tmp_path, "--seconds", "3.2", *stages)
     assert run.returncode == 0, run.stdout + run.stderr
     assert found["rates"]["result"] == "out of time"
     assert found["end_to_end"]["result"] == "out of time"
 
 
-@pytest.mark.parametrize(("seconds", "why"), [("4", "not done after"), ("0.1", "no time left")])
+@pytest.mark.parametrize(("seconds", "why"), [("3.2", "not done after"), ("0.1", "no time left")])
 @pytest.mark.parametrize("stage", ["correctness", "edges", "transfers"])
 def test_a_stage_of_bytes_that_did_not_come_to_its_end_is_not_good(driver, tmp_path, stage, seconds, why):
     # Of full size, which takes longer.

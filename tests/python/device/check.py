@@ -1,6 +1,6 @@
 """Checks kernels and transfers on a GPU: right bytes, then rates. At most seven minutes, builds nothing.
 
-    python check.py --image kernels.image [--out result.json] [--seconds 420] [--only STAGE]
+    python check.py --image kernels.image [--out result.json] [--seconds 410] [--only STAGE]
 
 Needs numpy, the driver and an image made by `make cuda`; the wheel, torch and compute-sanitizer are used
 where they are. Exit status, of the stages that were asked for: 0 when every byte was right, 1 for a wrong
@@ -73,7 +73,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--image", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=Path("device-check.json"))
-    parser.add_argument("--seconds", type=float, default=420)
+    parser.add_argument("--seconds", type=float, default=410)
     parser.add_argument("--only", choices=STAGES, action="append")
     parser.add_argument(
         "--small", action="store_true", help="few cases and small sizes: a dry run, or a sanitizer"

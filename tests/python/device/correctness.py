@@ -83,14 +83,27 @@ def compare(found, expected):
 def run(found, mover, small):
     """All cases; names those that fail, and fails if there are any."""
     found.update(cases=0, failures={})
-    for name, case in cases(small):
+
+    def run_case(name, case):
         try:
             case(mover)
         except AssertionError as error:
             found["failures"][name] = str(error)[:300]
         found["cases"] += 1
+
+    for name, case in cases(small):
+        run_case(name, case)
     found["launches"] = {str(width): count for width, count in mover.launches.items()}
     unused = [width for width in mover.widths() if width not in mover.launches]
+    # One case by each other entry of the image that this device loads: PTX among them.
+    packed = importlib.import_module("test_packed")
+    for number in range(mover.first + 1, len(mover.entries)):
+        if mover.use(number) == "loaded":
+            run_case(
+                f"entry {mover.tried[-1][:2]}", packed.test_sixteen_segments_each_report_their_own_indices
+            )
+    mover.use(mover.first)
+    found["entries"] = mover.tried
     if found["failures"]:
         raise AssertionError(f"wrong bytes in {len(found['failures'])} of {found['cases']} cases")
     if unused and not small:

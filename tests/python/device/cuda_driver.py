@@ -4,6 +4,7 @@ import ctypes as c
 import struct
 
 CUBIN, PTX, FATBIN = 1, 2, 3
+KINDS = {CUBIN: "cubin", PTX: "PTX", FATBIN: "fatbin"}
 MULTIPROCESSORS, MAJOR, MINOR, SHARED_OPTIN = 16, 75, 76, 97
 MAX_DYNAMIC_SHARED = 8
 
@@ -16,7 +17,7 @@ class Driver:
     """Device 0, its primary context, and one stream."""
 
     def __init__(self):
-        self.library = c.CDLL("libcuda.so.1")
+        self.library, self.kept = c.CDLL("libcuda.so.1"), []
         self.call("cuInit", 0)
         self.version = self.ask("cuDriverGetVersion", c.c_int)
         self.device = self.ask("cuDeviceGet", c.c_int, 0)
@@ -88,9 +89,11 @@ class Driver:
 
     def load(self, code):
         """A cubin, PTX or fatbin."""
-        self.keep = c.create_string_buffer(code, len(code))
+        self.kept.append(c.create_string_buffer(code, len(code)))
         none = None
-        return c.c_void_p(self.ask("cuLibraryLoadData", c.c_void_p, self.keep, none, none, 0, none, none, 0))
+        return c.c_void_p(
+            self.ask("cuLibraryLoadData", c.c_void_p, self.kept[-1], none, none, 0, none, none, 0)
+        )
 
     def kernel(self, library, name):
         return c.c_void_p(self.ask("cuLibraryGetKernel", c.c_void_p, library, name.encode()))
