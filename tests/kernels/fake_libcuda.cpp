@@ -6,10 +6,13 @@
 // FAKE_LATE=streams  likewise, each stream by itself: only what is waited for is done, and what that waits for by events
 // FAKE_DUPLICATE  the index check finds its second index changed to the first, as by a stray write
 // FAKE_REFUSE     of so many launches of copies one is refused, the last
+// FAKE_STUCK      a stream is never done
 // FAKE_PAST       likewise each launch its first destination index, beyond the limit
 #include "host_shim.h"
 
 #include "segment_copy.cu"
+
+#include <unistd.h>
 
 #include <cstdarg>
 #include <cstdio>
@@ -140,6 +143,7 @@ int cuStreamCreate(void** stream, unsigned) {
 }
 int cuStreamSynchronize(void* stream) {
   note("synchronize");
+  while (is_set("FAKE_STUCK")) sleep(1);
   do_all(stream);
   return 0;
 }

@@ -3,6 +3,7 @@
 That the kernels are right on a GPU it does not say: there is none here.
 """
 
+import importlib
 import json
 import os
 import shutil
@@ -82,7 +83,7 @@ def test_all_stages_run_and_every_case_passes(driver, tmp_path):
         assert len(found["end_to_end"][model]["arrivals_ms"]) == 5
 
 
-def test_wrong_bytes_are_a_failure(tmp_path):
+def test_wrong_bytes_are_a_failure(driver, tmp_path):
     sources = tmp_path / "cuda"
     shutil.copytree(CUDA, sources, ignore=shutil.ignore_patterns("__pycache__"))
     walk = sources / "segment_walk.h"
@@ -90,10 +91,13 @@ def test_wrong_bytes_are_a_failure(tmp_path):
     walk.write_text(wrong)
     build_driver(tmp_path, sources)
     write_image(tmp_path)
-    run, found = check(tmp_path, tmp_path, "--small", "--only", "correctness")
+    shutil.copy(driver / "libnvrtc.so", tmp_path)
+    run, found = check(tmp_path, tmp_path, "--small", "--only", "correctness", "--only", "transfers")
     assert run.returncode == 1, run.stdout + run.stderr
     assert found["correctness"]["result"] == "failed"
     assert "row 132 pages 3" in found["correctness"]["failures"]
+    assert found["transfers"]["result"] == "failed"
+    assert "kernel: latent page_first" in found["transfers"]["failures"]
 
 
 def test_case_d18_each_edge_left_out_shows_and_with_all_of_them_the_bytes_are_right(driver, tmp_path):
@@ -178,17 +182,38 @@ def test_without_a_driver_it_says_so(tmp_path):
 def test_a_stage_that_takes_too_long_is_ended(driver, tmp_path):
     # Rates of full size take minutes on a driver that is a processor.
     stages = ["--only", "rates", "--only", "end_to_end"]
-    run, found = check(driver, tmp_path, "--seconds", "3.2", *stages)
+    run, found = check(driver, tmp_path, "--seconds", "6", *stages)
     assert run.returncode == 0, run.stdout + run.stderr
     assert found["rates"]["result"] == "out of time"
+    assert "not done after" in found["rates"]["why"]
     assert found["end_to_end"]["result"] == "out of time"
 
 
-@pytest.mark.parametrize(("seconds", "why"), [("3.2", "not done after"), ("0.1", "no time left")])
 @pytest.mark.parametrize("stage", ["correctness", "edges", "transfers"])
-def test_a_stage_of_bytes_that_did_not_come_to_its_end_is_not_good(driver, tmp_path, stage, seconds, why):
-    # Of full size, which takes longer.
-    run, found = check(driver, tmp_path, "--seconds", seconds, "--only", stage)
+def test_a_stage_of_bytes_that_has_no_time_is_not_good(driver, tmp_path, stage):
+    run, found = check(driver, tmp_path, "--seconds", "0.1", "--only", stage, "--only", "identity")
     assert run.returncode == 1, run.stdout + run.stderr
-    assert found[stage]["result"] == "out of time"
-    assert why in found[stage]["why"]
+    assert {found[name]["result"] for name in ("identity", stage)} == {"out of time"}
+
+
+@pytest.mark.parametrize(
+    ("stage", "good"),
+    [
+        ("correctness", {"passed"}),
+        ("edges", {"passed", "not shown"}),
+        ("transfers", {"passed", "not shown", "left out"}),
+        ("rates", {"passed", "not shown", "left out", "out of time"}),
+    ],
+)
+def test_the_exit_status_is_good_where_every_byte_was_right(monkeypatch, stage, good):
+    monkeypatch.syspath_prepend(str(CHECK.parent))
+    module = importlib.import_module("check")
+    results = ("passed", "not shown", "left out", "out of time", "failed")
+    found = {result: module.status({"format": 1, stage: {"result": result}}) for result in results}
+    assert found == {result: int(result not in good) for result in results}
+
+
+def test_a_device_that_never_answers_ends_the_check(driver, tmp_path):
+    run, found = check(driver, tmp_path, "--seconds", "5", "--only", "correctness", FAKE_STUCK="1")
+    assert run.returncode == 1, run.stdout + run.stderr
+    assert found["correctness"]["why"] == "the device does not answer"
