@@ -181,7 +181,7 @@ def layer_by_layer(device, layout, way):
 
 
 def through_the_store(device, root, layout, way, slots):
-    driver, cases, store, (copies, reader, _) = device.driver, device.cases, device.store, device.streams
+    driver, cases, store, (copies, reader, step) = device.driver, device.cases, device.store, device.streams
     sides, pages = Sides(device, "kv", layout, way, slots=slots), 5
     namespace = store.Namespace("org/tiny", revision="r1", page_size=cases.TOKENS)
     opened = store.Store.open(root, capacity="64MiB")
@@ -193,22 +193,37 @@ def through_the_store(device, root, layout, way, slots):
     values, there = [one.transpose(0, 1, 3, 2, 4) for one in views], [4, 2, 0, 1, 5]
     transfers = store.LayerwiseRestore(view, sides.plan)
 
+    written = driver.new_event()
+
     def restore(keys):
-        sides.fill(CANARY)
-        driver.wait()
-        ticket = transfers.start(keys, list(range(slots)), there, stream=copies.value)
+        # The rows are still written when the restore starts.
+        device.delay.start(step, HOST)
+        sides.fill(CANARY, stream=step)
+        driver.record(written, step)
+        free = handles([written])
+        ticket = transfers.start(keys, list(range(slots)), there, device_free=free, stream=copies.value)
         for layer in range(cases.LAYERS):
             assert ticket.hold_back(layer, reader.value, 20), f"layer {layer} was not announced"
             sides.read_layer(layer, reader)
         driver.wait(reader)
         assert ticket.finish().all_restored
         assert ticket.wait_drained(20)
-        for layer in range(cases.LAYERS):
-            assert sides.is_exact(list(range(pages)), there, layer, values), f"layer {layer}, {slots} slots"
+        for when in ("at its event", "at the end"):
+            for layer in range(cases.LAYERS):
+                exact = sides.is_exact(list(range(pages)), there, layer, values)
+                assert exact, f"layer {layer} {when}, {slots} slots"
+            driver.wait(step)
+            for layer in range(cases.LAYERS):
+                sides.read_layer(layer)
+            driver.wait()
 
     restore(keys[0])
-    written = driver.new_event()
-    driver.record(written)
+    sides.fill(FILL)
+    driver.wait()
+    device.delay.start(step, HOST)
+    for tensor in (tensor for tensors in sides.rows for tensor in tensors):
+        driver.copy(tensor.address, tensor.seen.address, tensor.size, step)
+    driver.record(written, step)
     backup = transfers.start_backup(
         keys[1], list(range(slots)), there, depth=0, ready=handles([written]), stream=copies.value
     )
