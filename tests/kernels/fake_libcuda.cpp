@@ -3,12 +3,16 @@
 //
 // FAKE_LOG        file that gets a line for each call: wait, launch, copy, record
 // FAKE_LATE=1     what a stream is given is done when somebody waits for it or asks often, not before; one order for all streams
+// FAKE_LATE=streams  likewise, each stream by itself: only what is waited for is done, and what that waits for by events
 // FAKE_DUPLICATE  the index check finds its second index changed to the first, as by a stray write
 // FAKE_REFUSE     of so many launches of copies one is refused, the last
+// FAKE_STUCK      a stream is never done
 // FAKE_PAST       likewise each launch its first destination index, beyond the limit
 #include "host_shim.h"
 
 #include "segment_copy.cu"
+
+#include <unistd.h>
 
 #include <cstdarg>
 #include <cstdio>
@@ -59,32 +63,49 @@ void note(const char* format, ...) {
 bool is_set(const char* name) { return std::getenv(name) != nullptr; }
 
 std::recursive_mutex lock;
-std::deque<std::function<void()>> queue;   // what streams were given and have not done, under FAKE_LATE
+std::map<void*, std::deque<std::function<void()>>> queues;  // given and not done, under FAKE_LATE; by stream, or one
 unsigned queries = 0;                      // since something was given
 std::map<uintptr_t, size_t> registered;    // host memory that the device reaches
 struct Event {
   uint64_t recorded = 0, done = 0;
+  void* stream = nullptr;
 };
 
 using Guard = std::lock_guard<std::recursive_mutex>;
 
-int submit(std::function<void()> work) {
+bool is_by_stream() { return is_set("FAKE_LATE") && std::string(std::getenv("FAKE_LATE")) == "streams"; }
+
+std::deque<std::function<void()>>& queue_of(void* stream) { return queues[is_by_stream() ? stream : nullptr]; }
+
+int submit(void* stream, std::function<void()> work) {
   Guard guard(lock);
   queries = 0;
-  if (is_set("FAKE_LATE")) queue.push_back(std::move(work));
+  if (is_set("FAKE_LATE")) queue_of(stream).push_back(std::move(work));
   else work();
   return 0;
 }
 
-void do_one() {
+void do_one(void* stream) {
+  auto& queue = queue_of(stream);
   auto work = std::move(queue.front());
   queue.pop_front();
   work();
 }
 
-void do_all() {
+void do_all(void* stream) {
   Guard guard(lock);
-  while (!queue.empty()) do_one();
+  while (!queue_of(stream).empty()) do_one(stream);
+}
+
+void reach(const Event* event, uint64_t number, void* stream) {
+  Guard guard(lock);
+  while (event->done < number) do_one(stream);
+}
+
+size_t pending() {
+  size_t sum = 0;
+  for (const auto& one : queues) sum += one.second.size();
+  return sum;
 }
 
 void move_bytes(uint64_t to, uint64_t from, size_t bytes) {
@@ -97,7 +118,7 @@ extern "C" {
 // Not the driver's: how much of what streams were given is still to be done.
 int fake_pending() {
   Guard guard(lock);
-  return static_cast<int>(queue.size());
+  return static_cast<int>(pending());
 }
 
 int cuInit(unsigned) { return 0; }
@@ -119,36 +140,44 @@ int cuDevicePrimaryCtxRelease_v2(int) {
   return 0;
 }
 int cuPointerGetAttribute(void* value, int, uint64_t) { return give(static_cast<int*>(value), 0); }
-int cuStreamCreate(void** stream, unsigned) { return give(stream, reinterpret_cast<void*>(0x57)); }
-int cuStreamSynchronize(void*) {
+int cuStreamCreate(void** stream, unsigned) {
+  static uintptr_t streams = 0x57;
+  return give(stream, reinterpret_cast<void*>(streams++));
+}
+int cuStreamSynchronize(void* stream) {
   note("synchronize");
-  do_all();
+  while (is_set("FAKE_STUCK")) sleep(1);
+  do_all(stream);
   return 0;
 }
 int cuStreamIsCapturing(void*, int* status) { return give(status, 0); }
-int cuStreamWaitEvent(void* stream, void*, unsigned) {
+int cuStreamWaitEvent(void* stream, void* handle, unsigned) {
   note("wait stream %p", stream);
-  return 0;  // one order for all streams
+  if (!is_by_stream()) return 0;  // one order for all streams
+  const Event* event = static_cast<Event*>(handle);
+  const uint64_t number = event->recorded;
+  void* other = event->stream;
+  return submit(stream, [=] { reach(event, number, other); });
 }
 int cuEventCreate(void** event, unsigned) { return give(event, static_cast<void*>(new Event)); }
 int cuEventRecord(void* handle, void* stream) {
   Event* event = static_cast<Event*>(handle);
   const uint64_t number = ++event->recorded;
+  event->stream = stream;
   note("record stream %p", stream);
-  return submit([=] { event->done = number; });
+  return submit(stream, [=] { event->done = number; });
 }
 int cuEventQuery(void* handle) {
   Guard guard(lock);
   const Event* event = static_cast<Event*>(handle);
   if (event->done == event->recorded) return 0;
   // A device gets on by itself, but not while a few calls are made.
-  if (++queries % 32 == 0) do_one();
+  if (++queries % 32 == 0) do_one(event->stream);
   return 600;
 }
 int cuEventSynchronize(void* handle) {
-  Guard guard(lock);
   const Event* event = static_cast<Event*>(handle);
-  while (event->done < event->recorded) do_one();
+  reach(event, event->recorded, event->stream);
   return 0;
 }
 int cuEventDestroy_v2(void*) { return 0; }  // what was recorded goes on, and needs it
@@ -164,7 +193,7 @@ int cuMemHostRegister_v2(void* base, size_t bytes, unsigned) {
 }
 int cuMemHostUnregister(void* base) {
   Guard guard(lock);
-  note("unregister%s", queue.empty() ? "" : " while the device is at work");
+  note("unregister%s", pending() == 0 ? "" : " while the device is at work");
   registered.erase(reinterpret_cast<uintptr_t>(base));
   return 0;
 }
@@ -181,7 +210,11 @@ int cuMemHostGetDevicePointer_v2(uint64_t* device, void* host, unsigned) {
 }
 int cuMemcpyAsync(uint64_t to, uint64_t from, size_t bytes, void* stream) {
   note("copy stream %p", stream);
-  return submit([=] { move_bytes(to, from, bytes); });
+  return submit(stream, [=] { move_bytes(to, from, bytes); });
+}
+int cuMemsetD8Async(uint64_t to, unsigned char value, size_t bytes, void* stream) {
+  note("set stream %p", stream);
+  return submit(stream, [=] { std::memset(reinterpret_cast<void*>(to), value, bytes); });
 }
 int cuMemcpyBatchAsync(const uint64_t* to, const uint64_t* from, const size_t* bytes, size_t count, const int*,
                        const size_t*, size_t, size_t*, void* stream) {
@@ -189,7 +222,7 @@ int cuMemcpyBatchAsync(const uint64_t* to, const uint64_t* from, const size_t* b
   for (size_t i = 0; i < count; ++i) {
     const uint64_t there = to[i], here = from[i];
     const size_t size = bytes[i];
-    submit([=] { move_bytes(there, here, size); });
+    submit(stream, [=] { move_bytes(there, here, size); });
   }
   return 0;
 }
@@ -210,7 +243,7 @@ int cuLaunchKernel(void* kernel, unsigned grid, unsigned, unsigned, unsigned blo
     const auto limit = *static_cast<hicache_u32*>(arguments[3]);
     auto* seen = *static_cast<hicache_u32**>(arguments[4]);
     auto* report = *static_cast<IndexReport**>(arguments[5]);
-    return submit([=] {
+    return submit(stream, [=] {
       auto* indices = reinterpret_cast<long long*>(index);
       if (is_set("FAKE_DUPLICATE") && count > 1) indices[1] = indices[0];
       run(grid, block, [&] { hicache_index_check(index, bytes, count, limit, seen, report); });
@@ -230,13 +263,13 @@ int cuLaunchKernel(void* kernel, unsigned grid, unsigned, unsigned, unsigned blo
   else if (name == copy + "v1") body = hicache_segment_copy_v1;
   else if (name == copy + "mixed") body = hicache_segment_copy_mixed;
   if (body != nullptr) {
-    return submit([=] {
+    return submit(stream, [=] {
       if (is_set("FAKE_PAST")) *reinterpret_cast<long long*>(plan.segment[0].destination.index) = 1 << 30;
       run(grid, block, [&] { body(plan); });
     });
   }
   if (name != copy + "bulk") return 500;
   const BulkShape shape = *static_cast<const BulkShape*>(arguments[1]);
-  return submit([=] { run(grid, block, [&] { hicache_segment_copy_bulk(plan, shape); }); });
+  return submit(stream, [=] { run(grid, block, [&] { hicache_segment_copy_bulk(plan, shape); }); });
 }
 }

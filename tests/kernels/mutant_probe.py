@@ -18,9 +18,9 @@ CHECKS = [
     lambda shim: test_indices.test_padding_is_skipped_and_not_an_error(shim, None, np.int32),
     lambda shim: test_indices.test_past_the_limit_is_skipped_and_reported_by_either_side(shim, 8),
     lambda shim: test_indices.test_past_the_limit_is_skipped_and_reported_by_either_side(shim, 2**32 + 3),
-    lambda shim: test_indices.test_the_index_check_finds_what_numpy_finds(shim, np.int64, 3),
+    lambda shim: test_indices.test_case_d25_the_index_check_finds_what_numpy_finds(shim, np.int64, 3),
     test_packed.test_sixteen_segments_each_report_their_own_indices,
-    lambda shim: test_rows.test_rows_of_any_size_make_the_round_trip(shim, 132, 3),
+    lambda shim: test_rows.test_case_d25_rows_of_any_size_make_the_round_trip(shim, 132, 3),
     lambda shim: test_rows.test_rows_shorter_than_their_strides(shim, 20),
     lambda shim: test_layouts.test_named_layouts_to_device_rows_and_back(shim, "page_head", 3),
     lambda shim: test_packed.test_target_draft_indexer_and_state_are_one_launch(

@@ -121,12 +121,12 @@ def pass_through(shim, seed, missing=None):
     return wrong
 
 
-def test_with_all_edges_the_bytes_are_right_in_any_order(shim):
+def test_case_d18_with_all_edges_the_bytes_are_right_in_any_order(shim):
     for seed in range(20):
         assert pass_through(shim, seed) == []
 
 
 @pytest.mark.parametrize("missing", EDGES)
-def test_a_missing_edge_is_caught(shim, missing):
+def test_case_d18_a_missing_edge_is_caught(shim, missing):
     caught = sum(bool(pass_through(shim, seed, missing)) for seed in range(20))
     assert caught >= 5, f"{missing}: wrong bytes in {caught} of 20 orders"

@@ -57,7 +57,7 @@ def test_the_shim_sees_two_writes_of_one_row(shim):
 
 @pytest.mark.parametrize("index_type", [np.int32, np.int64])
 @pytest.mark.parametrize("grid", [1, 3])
-def test_the_index_check_finds_what_numpy_finds(shim, index_type, grid):
+def test_case_d25_the_index_check_finds_what_numpy_finds(shim, index_type, grid):
     rng = np.random.default_rng(grid)
     for limit in (1, 31, 32, 33, 1000):
         index = rng.integers(-3, limit + 3, 500).astype(index_type)
@@ -69,7 +69,7 @@ def test_the_index_check_finds_what_numpy_finds(shim, index_type, grid):
         assert (found.least, found.most) == (index[index >= 0].min(), index[index >= 0].max())
 
 
-def test_the_index_check_of_unique_indices_finds_none(shim):
+def test_case_d25_the_index_check_of_unique_indices_finds_none(shim):
     found = shim.check_index(np.random.default_rng(0).permutation(4096), 4096)
     assert (found.duplicates, found.padding, found.past_limit) == (0, 0, 0)
     assert (found.least, found.most) == (0, 4095)

@@ -15,7 +15,7 @@ ROWS = (1, 2, 15, 16, 48, 64, 128, 132, 576, 656, 1024, 4097)
 
 @pytest.mark.parametrize("pages", [0, 1, 3, 1000])
 @pytest.mark.parametrize("row", ROWS)
-def test_rows_of_any_size_make_the_round_trip(shim, row, pages):
+def test_case_d25_rows_of_any_size_make_the_round_trip(shim, row, pages):
     rng = np.random.default_rng(row + pages)
     # A thousand pages of large rows are a test of the row count: smaller pages keep it short.
     page_size = 1 if pages == 1000 else 4
@@ -46,7 +46,7 @@ def test_rows_shorter_than_their_strides(shim, row):
 
 @pytest.mark.parametrize("index_type", [np.int32, np.int64])
 @pytest.mark.parametrize("row", [16, 656, 4097])
-def test_offsets_past_two_to_the_31(shim, row, index_type):
+def test_case_d25_offsets_past_two_to_the_31(shim, row, index_type):
     # 5 GiB of addresses of which a few pages are touched.
     whole = 5 << 30
     memory = mmap.mmap(-1, whole, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)

@@ -7,8 +7,8 @@ import types
 import numpy as np
 
 
-def tests():
-    """The test modules. Where pytest is missing a stand-in does, since only their functions are used."""
+def stand_in_for_pytest():
+    """Where pytest is missing a stand-in does, since only the functions of the tests are used."""
     try:
         importlib.import_module("pytest")
     except ModuleNotFoundError:
@@ -20,6 +20,11 @@ def tests():
         stand_in.fixture = keep
         stand_in.mark = types.SimpleNamespace(parametrize=keep, timeout=keep, skipif=keep)
         sys.modules["pytest"] = stand_in
+
+
+def tests():
+    """The test modules."""
+    stand_in_for_pytest()
     names = ("test_layouts", "test_rows", "test_packed", "test_indices", "test_edges")
     return [importlib.import_module(name) for name in names]
 
@@ -39,7 +44,7 @@ def cases(small):
         for pages in (0, 3) if small else (0, 1, 3, 1000):
             yield (
                 f"row {row} pages {pages}",
-                lambda mover, row=row, pages=pages: rows.test_rows_of_any_size_make_the_round_trip(
+                lambda mover, row=row, pages=pages: rows.test_case_d25_rows_of_any_size_make_the_round_trip(
                     mover, row, pages
                 ),
             )
@@ -59,7 +64,10 @@ def cases(small):
                 mover, past
             ),
         )
-    yield "index check", lambda mover: indices.test_the_index_check_finds_what_numpy_finds(mover, np.int64, 3)
+    yield (
+        "index check",
+        lambda mover: indices.test_case_d25_the_index_check_finds_what_numpy_finds(mover, np.int64, 3),
+    )
     yield "gather with all edges", lambda mover: compare(edges.pass_through(mover, 1), [])
     for seed in range(4 if small else 120):
         yield (
@@ -75,14 +83,27 @@ def compare(found, expected):
 def run(found, mover, small):
     """All cases; names those that fail, and fails if there are any."""
     found.update(cases=0, failures={})
-    for name, case in cases(small):
+
+    def run_case(name, case):
         try:
             case(mover)
         except AssertionError as error:
             found["failures"][name] = str(error)[:300]
         found["cases"] += 1
+
+    for name, case in cases(small):
+        run_case(name, case)
     found["launches"] = {str(width): count for width, count in mover.launches.items()}
     unused = [width for width in mover.widths() if width not in mover.launches]
+    # One case by each other entry of the image that this device loads: PTX among them.
+    packed = importlib.import_module("test_packed")
+    for number in range(mover.first + 1, len(mover.entries)):
+        if mover.use(number) == "loaded":
+            run_case(
+                f"entry {mover.tried[-1][:2]}", packed.test_sixteen_segments_each_report_their_own_indices
+            )
+    mover.use(mover.first)
+    found["entries"] = mover.tried
     if found["failures"]:
         raise AssertionError(f"wrong bytes in {len(found['failures'])} of {found['cases']} cases")
     if unused and not small:

@@ -4,6 +4,7 @@ import ctypes as c
 import struct
 
 CUBIN, PTX, FATBIN = 1, 2, 3
+KINDS = {CUBIN: "cubin", PTX: "PTX", FATBIN: "fatbin"}
 MULTIPROCESSORS, MAJOR, MINOR, SHARED_OPTIN = 16, 75, 76, 97
 MAX_DYNAMIC_SHARED = 8
 
@@ -16,7 +17,7 @@ class Driver:
     """Device 0, its primary context, and one stream."""
 
     def __init__(self):
-        self.library = c.CDLL("libcuda.so.1")
+        self.library, self.kept = c.CDLL("libcuda.so.1"), []
         self.call("cuInit", 0)
         self.version = self.ask("cuDriverGetVersion", c.c_int)
         self.device = self.ask("cuDeviceGet", c.c_int, 0)
@@ -56,6 +57,10 @@ class Driver:
     def record(self, event, stream=None):
         self.call("cuEventRecord", event, stream or self.stream)
 
+    def wait_event(self, event, stream):
+        """Has a stream wait for what an event recorded last."""
+        self.call("cuStreamWaitEvent", stream, event, 0)
+
     def milliseconds(self, start, end):
         self.call("cuEventSynchronize", end)
         return self.ask("cuEventElapsedTime", c.c_float, start, end)
@@ -76,11 +81,19 @@ class Driver:
             "cuMemcpyAsync", c.c_uint64(to), c.c_uint64(source), c.c_size_t(size), stream or self.stream
         )
 
+    def fill(self, to, value, size, stream=None):
+        """Sets bytes of the device."""
+        self.call(
+            "cuMemsetD8Async", c.c_uint64(to), c.c_ubyte(value), c.c_size_t(size), stream or self.stream
+        )
+
     def load(self, code):
         """A cubin, PTX or fatbin."""
-        self.keep = c.create_string_buffer(code, len(code))
+        self.kept.append(c.create_string_buffer(code, len(code)))
         none = None
-        return c.c_void_p(self.ask("cuLibraryLoadData", c.c_void_p, self.keep, none, none, 0, none, none, 0))
+        return c.c_void_p(
+            self.ask("cuLibraryLoadData", c.c_void_p, self.kept[-1], none, none, 0, none, none, 0)
+        )
 
     def kernel(self, library, name):
         return c.c_void_p(self.ask("cuLibraryGetKernel", c.c_void_p, library, name.encode()))

@@ -3,7 +3,7 @@
 import ctypes as c
 
 import numpy as np
-from cuda_driver import candidates, read_image
+from cuda_driver import KINDS, CudaError, candidates, read_image
 from segment_plan import ABI, BULK, MIXED, WIDTHS, IndexReport, Plan, Report, vector_bytes
 
 ARENA = 48 << 20
@@ -57,16 +57,27 @@ class Mover:
 
     def __init__(self, driver, image):
         self.driver = driver
-        self.tried = []
         self.arenas = {"host": Arena(driver, True), "device": Arena(driver, False)}
         self.launches = {}
-        for kind, architecture, code in candidates(read_image(image), driver.capability):
-            self.tried.append((kind, architecture))
-            library = driver.load(code)
-            self.kernels = {width: driver.kernel(library, name) for width, name in NAMES.items()}
-            self.check = driver.kernel(library, "hicache_index_check")
-            return
-        raise ValueError(f"nothing in the image runs on compute capability {driver.capability}")
+        self.entries, self.tried = candidates(read_image(image), driver.capability), []
+        for number in range(len(self.entries)):
+            if self.use(number) == "loaded":
+                self.first = number
+                return
+        raise ValueError(f"nothing in the image runs on compute capability {driver.capability}: {self.tried}")
+
+    def use(self, number):
+        """Takes the kernels of an entry of the image from now on; "loaded", or why they cannot be."""
+        kind, architecture, code = self.entries[number]
+        said = "loaded"
+        try:
+            library = self.driver.load(code)
+            self.kernels = {width: self.driver.kernel(library, name) for width, name in NAMES.items()}
+            self.check = self.driver.kernel(library, "hicache_index_check")
+        except CudaError as error:
+            said = str(error)
+        self.tried.append((KINDS[kind], architecture, said))
+        return said
 
     def widths(self):
         """The kernels that this device has."""
