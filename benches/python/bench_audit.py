@@ -1,8 +1,8 @@
 """What does a record of the consensus checker cost from Python, with a log, live, and with both?
 
-Directly, and of a function under `rank_consensus`, which makes two records a call. Three fields a record: numbers,
-a list of 16 numbers as one digest, a short text. Live is a world of one rank. The time is that of the process on a
-core, with the checker's thread: what else runs on the machine does not count.
+Directly, with three fields, two numbers and a short text; and of a function under `rank_consensus`, which
+makes two records a call: a number, a digest of 16 numbers and a text; and the result. Live is a world of
+one rank. The time is that of the process on a core, with the checker's thread; other work does not count.
 """
 
 import statistics

@@ -43,7 +43,7 @@ fn main() -> Result<(), RankError> {
         figures.push(format!("{name} {rate:.0}"));
     }
     println!(
-        "RESULT: simulator of ranks, PP2 TP1, 60 steps, schedules/s of one core (bar 20,000): {}",
+        "RESULT: simulator of ranks, PP2 TP1, 60 steps, schedules/s of one core (bar 20,000 for the first): {}",
         figures.join(", ")
     );
     records(Topology::new(2, 1, 1, CpKind::None)?)

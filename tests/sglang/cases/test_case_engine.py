@@ -49,23 +49,31 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
+def segments(root: Path) -> Iterator[int]:
+    """Descriptors of this process for segments under `root`."""
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # another thread has closed it
+            file = entry.readlink()
+            if file.is_relative_to(root) and file.suffix == ".seg":
+                yield int(entry.name)
+
+
 @contextlib.contextmanager
 def unreadable(root: Path) -> Iterator[None]:
     """Reads of this process from the segments under `root` fail with EIO, by the kernel's own word.
 
-    What their descriptors stand for is for a while this process's memory, which has nothing at such addresses.
+    For a while their descriptors stand for this process's memory, which has nothing at such addresses.
     """
-    names = {int(entry.name): os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()}
-    segments = [fd for fd, name in names.items() if name.startswith(str(root)) and name.endswith(".seg")]
-    assert segments
-    kept = [os.dup(fd) for fd in segments]
+    held = list(segments(root))
+    assert held
+    kept = [os.dup(fd) for fd in held]
     nothing = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        for fd in segments:
+        for fd in held:
             os.dup2(nothing, fd, inheritable=False)
         yield
     finally:
-        for fd, real in zip(segments, kept, strict=True):
+        for fd, real in zip(held, kept, strict=True):
             os.dup2(real, fd, inheritable=False)
             os.close(real)
         os.close(nothing)
@@ -73,10 +81,10 @@ def unreadable(root: Path) -> Iterator[None]:
 
 @pytest.mark.parametrize("cfg", [FULL, SWA], ids=["full", "swa"])
 def test_case_d21_no_host_slot_is_lost_by_requests_that_end_early(rank, cfg):
-    """A third is cancelled, a third meets EIO, a third is fine; of the last, every fourth call raises in Python.
+    """A third is cancelled, a third meets EIO, of the last a fourth raises in Python and the rest is fine.
 
-    Smaller than the case: 240 rounds for 10,000, as one takes some 50 ms, most of it the polling of the engine's
-    threads; and 2 MiB of growth for 1 MiB, of which the log that pytest keeps and the allocators are a part.
+    Smaller than the case: 240 rounds for 10,000, as one takes some 50 ms, most of it waiting for the
+    engine's threads; and 2 MiB of growth for 1 MiB, as the log that pytest keeps is in it.
     """
     order = random.Random(21)
     one = rank(cfg)
@@ -107,9 +115,10 @@ def test_case_d21_no_host_slot_is_lost_by_requests_that_end_early(rank, cfg):
                     assert one.prefetch(chain) == 0
                 all_come_back()
             case 2 if number % 4 == 0:
-                with mock.patch.object(one.backend, "batch_get_v1", side_effect=RuntimeError("a test")) as get:
+                raising = mock.Mock(side_effect=RuntimeError("a test"))
+                with mock.patch.object(one.backend, "batch_get_v1", raising):
                     assert one.prefetch(TOKENS) == 0
-                get.assert_called_once()
+                raising.assert_called_once()
                 all_come_back()
             case 2:
                 assert one.prefetch(TOKENS) == 24
@@ -117,7 +126,7 @@ def test_case_d21_no_host_slot_is_lost_by_requests_that_end_early(rank, cfg):
     all_come_back()
     assert one.controller.prefetch_tokens_occupied == 0
     assert one.backend.stats()["counters"]["missing_pages/kv/error"] == 6 * ROUNDS // 3
-    assert open_files() == handles
+    one.pump(lambda: open_files() <= handles)  # threads open some for a moment
     assert resident() - memory < 2 << 20
 
 
@@ -148,7 +157,7 @@ def fill_disk_and_heal(root: str) -> list:
 
 @pytest.mark.timeout(300)
 def test_case_d23_failing_writes_do_not_end_persistence(tmp_path):
-    """Each page is refused and counted, the thread lives, host memory comes back, and later writes are there."""
+    """Each page is refused and counted, the thread lives, slots come back, later writes are there."""
     alive, refused, back, lost, *kept = workers.run(fill_disk_and_heal, str(tmp_path / "root"))
     assert alive
     assert back

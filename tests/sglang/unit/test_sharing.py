@@ -95,7 +95,7 @@ def test_stages_read_their_layers(rank, take, whole, keys, slots, layout):
 
 
 def test_packed_drafts_are_the_stages_own(rank, put, take, keys, slots, others):
-    """Each of two stages has the draft's layer behind its own: both come back exactly, to that stage alone."""
+    """Each of two stages has the draft's layer behind its own: both come back, to that stage alone."""
 
     def stage(number):
         shape = dataclasses.replace(MODEL, layers=2, start_layer=2 * number, drafts=1)
