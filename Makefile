@@ -86,6 +86,7 @@ bench:  ## benchmarks against the physical limit in the same run
 		python benches/python/bench_match.py
 		python benches/python/bench_tailing.py
 		python benches/python/bench_tool_start.py
+		python benches/python/bench_audit.py
 	)
 	(
 		. scripts/env.sh demo

@@ -107,13 +107,20 @@ def test_latent_ranks_read_what_rank_0_wrote(server):
         assert [answers[0] for answers in again] == [(24, first[0][0])] * number
 
 
+def limited(stats: dict) -> int:
+    """Look-ups of a rank that its draft pool cut short."""
+    return stats["counters"].get("lookups_limited/draft", 0)
+
+
 def test_a_latent_target_with_a_draft_of_heads_is_a_counted_miss(server):
     """The engine lets rank 0 alone write the draft's heads: no other rank hits, and none gets wrong heads."""
     deployment = Deployment(server.root, tp=2, latent=True, draft=True)
     first = server(deployment, [*KEEP, Step("stats")])
     assert [answers[2][0] for answers in first] == [0, 0]
+    assert [limited(answers[3]) for answers in first] == [0, 1]
     again = server(deployment, [*LOOK, Step("stats")])
     assert [answers[0][0] for answers in again] == [0, 0]
+    assert [limited(answers[1]) for answers in again] == [0, 1]
     single = dataclasses.replace(deployment, tp=1)
     own = server(dataclasses.replace(single, root=server.root.with_name("single")), KEEP)
     assert own[0][2] == (24, own[0][0])

@@ -97,6 +97,30 @@ def test_stages_read_their_layers(rank, take, whole, keys, slots, layout):
         assert all(equal(pool, whole, layers=slice(*layers), at=(page, slots[page])) for page in range(6))
 
 
+def test_packed_drafts_are_the_stages_own(rank, put, take, keys, slots, others):
+    """Each of two stages has the draft's layer behind its own: both come back, to that stage alone."""
+
+    def stage(number):
+        shape = dataclasses.replace(MODEL, layers=2, start_layer=2 * number, drafts=1)
+        pool = pools.build("mha", "page_first", shape)
+        return pool, rank(pool, extra=FACTS, pp_rank=number, pp_size=2)
+
+    written = []
+    for number in range(2):
+        pool, writer = stage(number)
+        assert writer.batch_exists(keys) == 0
+        assert writer.stats()["pools"]["kv"]["bound"]
+        assert put(writer, KV, pools.fill(pool, 1 + number), keys, slots)
+        written.append(pools.pages_of(pool, slots))
+    for number in range(2):
+        pool, reader = stage(number)
+        assert reader.batch_exists(keys) == 6
+        assert take(reader, KV, pools.paint(pool), keys, others) == 6
+        assert pools.pages_of(pool, others) == written[number]
+    whole = pools.build("mha", "page_first", dataclasses.replace(MODEL, drafts=1))
+    assert rank(whole, extra=FACTS).batch_exists(keys) == 0
+
+
 def test_one_rank_reads_what_four_wrote(rank, put, take, keys, slots):
     """Two stages of two ranks wrote; a page is there once all four parts of it are."""
     model = pools.fill(part(), 2)

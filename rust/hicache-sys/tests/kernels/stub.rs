@@ -18,18 +18,19 @@ use crate::build::{cuda, scratch, shared_library};
 
 const CASE: &str = "HICACHE_STUB_CASE";
 
-/// The folder of both stubs, if there is a C compiler.
-fn stubs() -> Option<&'static Path> {
-    static STUBS: OnceLock<Option<PathBuf>> = OnceLock::new();
+/// The folder of both stubs. Panics without a C compiler, which building this needs anyway.
+fn stubs() -> &'static Path {
+    static STUBS: OnceLock<PathBuf> = OnceLock::new();
     let build = || {
         let folder = scratch("stubs");
         let source = |name| vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/kernels").join(name)];
         let include = format!("-I{}", cuda().display());
         let both = shared_library("cc", &[&include], &source("stub_libcuda.c"), &folder.join("libcuda.so.1"))
             && shared_library("cc", &[], &source("stub_nvrtc.c"), &folder.join("libstub_nvrtc.so"));
-        both.then_some(folder)
+        assert!(both, "a C compiler named cc is needed, as scripts/check-prerequisites.sh says");
+        folder
     };
-    STUBS.get_or_init(build).as_deref()
+    STUBS.get_or_init(build)
 }
 
 /// A run of one case: what it printed, and the log of the stubs.
@@ -45,9 +46,9 @@ impl Run {
 }
 
 /// Starts `case` with some variables set, over a cache folder.
-fn start(case: &str, cache: &Path, variables: &[(&str, &str)]) -> Option<(std::process::Child, PathBuf)> {
+fn start(case: &str, cache: &Path, variables: &[(&str, &str)]) -> (std::process::Child, PathBuf) {
     static NUMBER: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
-    let stubs = stubs()?;
+    let stubs = stubs();
     let number = NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     let log = stubs.join(format!("log-{number}"));
     let mut command = Command::new(std::env::current_exe().unwrap());
@@ -59,7 +60,7 @@ fn start(case: &str, cache: &Path, variables: &[(&str, &str)]) -> Option<(std::p
         .envs(variables.iter().copied())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
-    Some((command.spawn().unwrap(), log))
+    (command.spawn().unwrap(), log)
 }
 
 fn finish((child, log): (std::process::Child, PathBuf)) -> Run {
@@ -69,8 +70,9 @@ fn finish((child, log): (std::process::Child, PathBuf)) -> Run {
     Run { printed: printed.into_owned(), log: fs::read_to_string(log).unwrap_or_default() }
 }
 
+/// One run, always there.
 pub fn run(case: &str, cache: &Path, variables: &[(&str, &str)]) -> Option<Run> {
-    start(case, cache, variables).map(finish)
+    Some(finish(start(case, cache, variables)))
 }
 
 /// Not a test by itself: what the tests below start.
@@ -197,7 +199,7 @@ fn copies() {
 #[test]
 fn kernels_are_launched_with_what_was_chosen() {
     let cache = scratch("launch");
-    let Some(run) = run("launch", &cache, &[]) else { return };
+    let run = run("launch", &cache, &[]).unwrap();
     assert!(run.printed.contains("chosen: Embedded"), "{}", run.printed);
     assert_eq!(run.lines("library"), ["library Cubin90"]);
     let plan = |segments: u32, run, lanes| {
@@ -224,7 +226,7 @@ fn kernels_are_launched_with_what_was_chosen() {
 #[test]
 fn each_layer_is_one_launch_between_its_wait_and_its_event() {
     let cache = scratch("layers");
-    let Some(run) = run("layers", &cache, &[]) else { return };
+    let run = run("layers", &cache, &[]).unwrap();
     let order: Vec<_> = run.log.lines().filter(|line| !line.starts_with("library")).collect();
     let order: Vec<_> = order.iter().map(|line| line.split(" grid").next().unwrap()).collect();
     let launch = "launch hicache_segment_copy_v16";
@@ -239,7 +241,7 @@ fn each_layer_is_one_launch_between_its_wait_and_its_event() {
 fn a_stale_image_is_refused_and_the_kernels_are_compiled() {
     for (byte, word) in [("8", "expected ABI"), ("16", "expected source hash"), ("60", "damaged")] {
         let cache = scratch("stale");
-        let Some(run) = run("look", &cache, &[("STUB_SPOIL", byte)]) else { return };
+        let run = run("look", &cache, &[("STUB_SPOIL", byte)]).unwrap();
         assert!(
             run.printed.contains(&format!("step Embedded: stale image of kernels: {word}")) || byte == "60"
         );
@@ -252,7 +254,7 @@ fn a_stale_image_is_refused_and_the_kernels_are_compiled() {
 #[test]
 fn an_image_that_the_driver_refuses_falls_through_in_order() {
     let cache = scratch("refused");
-    let Some(cubin) = run("look", &cache, &[("STUB_REFUSE", "C")]) else { return };
+    let cubin = run("look", &cache, &[("STUB_REFUSE", "C")]).unwrap();
     assert_eq!(cubin.lines("library"), ["library Cubin90 refused", "library ptx80"]);
     assert!(cubin.printed.contains("chosen: Embedded") && cubin.printed.contains("PTX compute_80"));
     let all = run("look", &cache, &[("STUB_REFUSE", "Cp")]).unwrap();
@@ -278,7 +280,7 @@ fn the_environment_decides_and_the_report_says_so() {
     for (wanted, chosen, loads) in
         [("embedded", "Embedded", 1), ("nvrtc", "Nvrtc", 1), ("dma", "CopyEngine", 0), ("off", "Cpu", 0)]
     {
-        let Some(run) = run("look", &cache, &[("HICACHE_CUDA_KERNELS", wanted)]) else { return };
+        let run = run("look", &cache, &[("HICACHE_CUDA_KERNELS", wanted)]).unwrap();
         assert!(run.printed.contains(&format!("chosen: {chosen}")), "{wanted}: {}", run.printed);
         assert_eq!(run.lines("library").len(), loads, "{wanted}");
         assert!(run.printed.contains("step"), "{wanted}: silent");
@@ -291,7 +293,7 @@ fn the_environment_decides_and_the_report_says_so() {
 #[test]
 fn a_device_too_old_gets_the_copy_engine() {
     let cache = scratch("old");
-    let Some(run) = run("look", &cache, &[("STUB_CAPABILITY", "75")]) else { return };
+    let run = run("look", &cache, &[("STUB_CAPABILITY", "75")]).unwrap();
     assert!(
         run.printed.contains("chosen: CopyEngine") && run.printed.contains("capability 80"),
         "{}",
@@ -303,7 +305,7 @@ fn a_device_too_old_gets_the_copy_engine() {
 #[test]
 fn an_old_driver_loads_modules() {
     let cache = scratch("module");
-    let Some(run) = run("launch", &cache, &[("STUB_VERSION", "11080")]) else { return };
+    let run = run("launch", &cache, &[("STUB_VERSION", "11080")]).unwrap();
     assert_eq!(run.lines("module"), ["module Cubin90"]);
     assert!(run.lines("library").is_empty());
     // A module belongs to a context: one is current while it loads.
@@ -315,7 +317,7 @@ fn an_old_driver_loads_modules() {
 #[test]
 fn without_kernels_the_copy_engine_gets_the_merged_runs() {
     let cache = scratch("copies");
-    let Some(run) = run("copies", &cache, &[("HICACHE_CUDA_KERNELS", "dma")]) else { return };
+    let run = run("copies", &cache, &[("HICACHE_CUDA_KERNELS", "dma")]).unwrap();
     assert_eq!(run.lines("batch"), ["batch 3 order 1 first 0x20000000000 0x10000003000 8192 stream 0x51"]);
     // The legacy default stream takes no batches.
     assert_eq!(run.lines("copy").len(), 3);
@@ -326,7 +328,7 @@ fn without_kernels_the_copy_engine_gets_the_merged_runs() {
 fn what_was_compiled_is_kept_and_verified() {
     let cache = scratch("cache");
     let wanted = [("HICACHE_CUDA_KERNELS", "nvrtc")];
-    let Some(cold) = run("look", &cache, &wanted) else { return };
+    let cold = run("look", &cache, &wanted).unwrap();
     let compile = "compile segment_copy.cu --gpu-architecture=sm_90 --std=c++17 -default-device";
     assert_eq!(cold.lines("compile"), [compile]);
     let files = || -> Vec<PathBuf> {
@@ -368,7 +370,7 @@ fn a_cache_that_cannot_be_written_costs_a_compilation_and_nothing_else() {
     let cache = scratch("unwritable").join("file");
     fs::write(&cache, "").unwrap();
     for _ in 0..2 {
-        let Some(run) = run("look", &cache, &[("HICACHE_CUDA_KERNELS", "nvrtc")]) else { return };
+        let run = run("look", &cache, &[("HICACHE_CUDA_KERNELS", "nvrtc")]).unwrap();
         assert!(run.printed.contains("not kept") && run.printed.contains("chosen: Nvrtc"), "{}", run.printed);
         assert_eq!(run.lines("compile").len(), 1);
     }
@@ -382,7 +384,7 @@ fn the_real_compiler_makes_code_for_the_device() {
         let cache = scratch("real");
         let library = format!("{packages}/nvidia/{library}");
         let real = [("HICACHE_CUDA_KERNELS", "nvrtc"), ("HICACHE_NVRTC", &library)];
-        let Some(run) = run("look", &cache, &real) else { return };
+        let run = run("look", &cache, &real).unwrap();
         assert!(run.printed.contains("chosen: Nvrtc"), "{}", run.printed);
         assert!(run.log.contains("library \u{7f}ELF"), "{}", run.log);
         let file = fs::read_dir(cache.join("kernels")).unwrap().next().unwrap().unwrap().path();
@@ -394,14 +396,12 @@ fn the_real_compiler_makes_code_for_the_device() {
 fn processes_that_start_at_once_all_get_their_kernels() {
     let cache = scratch("race");
     let started: Vec<_> =
-        (0..6).filter_map(|_| start("look", &cache, &[("HICACHE_CUDA_KERNELS", "nvrtc")])).collect();
+        (0..6).map(|_| start("look", &cache, &[("HICACHE_CUDA_KERNELS", "nvrtc")])).collect();
     for child in started {
         let run = finish(child);
         assert!(run.printed.contains("chosen: Nvrtc"), "{}", run.printed);
     }
-    if stubs().is_some() {
-        assert_eq!(fs::read_dir(cache.join("kernels")).unwrap().count(), 1, "something was left behind");
-        let warm = run("look", &cache, &[("HICACHE_CUDA_KERNELS", "nvrtc")]).unwrap();
-        assert!(warm.lines("compile").is_empty());
-    }
+    assert_eq!(fs::read_dir(cache.join("kernels")).unwrap().count(), 1, "something was left behind");
+    let warm = run("look", &cache, &[("HICACHE_CUDA_KERNELS", "nvrtc")]).unwrap();
+    assert!(warm.lines("compile").is_empty());
 }
