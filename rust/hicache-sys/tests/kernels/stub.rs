@@ -71,8 +71,8 @@ fn finish((child, log): (std::process::Child, PathBuf)) -> Run {
 }
 
 /// One run, always there.
-pub fn run(case: &str, cache: &Path, variables: &[(&str, &str)]) -> Option<Run> {
-    Some(finish(start(case, cache, variables)))
+pub fn run(case: &str, cache: &Path, variables: &[(&str, &str)]) -> Run {
+    finish(start(case, cache, variables))
 }
 
 /// Not a test by itself: what the tests below start.
@@ -199,7 +199,7 @@ fn copies() {
 #[test]
 fn kernels_are_launched_with_what_was_chosen() {
     let cache = scratch("launch");
-    let run = run("launch", &cache, &[]).unwrap();
+    let run = run("launch", &cache, &[]);
     assert!(run.printed.contains("chosen: Embedded"), "{}", run.printed);
     assert_eq!(run.lines("library"), ["library Cubin90"]);
     let plan = |segments: u32, run, lanes| {
@@ -226,7 +226,7 @@ fn kernels_are_launched_with_what_was_chosen() {
 #[test]
 fn each_layer_is_one_launch_between_its_wait_and_its_event() {
     let cache = scratch("layers");
-    let run = run("layers", &cache, &[]).unwrap();
+    let run = run("layers", &cache, &[]);
     let order: Vec<_> = run.log.lines().filter(|line| !line.starts_with("library")).collect();
     let order: Vec<_> = order.iter().map(|line| line.split(" grid").next().unwrap()).collect();
     let launch = "launch hicache_segment_copy_v16";
@@ -241,7 +241,7 @@ fn each_layer_is_one_launch_between_its_wait_and_its_event() {
 fn a_stale_image_is_refused_and_the_kernels_are_compiled() {
     for (byte, word) in [("8", "expected ABI"), ("16", "expected source hash"), ("60", "damaged")] {
         let cache = scratch("stale");
-        let run = run("look", &cache, &[("STUB_SPOIL", byte)]).unwrap();
+        let run = run("look", &cache, &[("STUB_SPOIL", byte)]);
         assert!(
             run.printed.contains(&format!("step Embedded: stale image of kernels: {word}")) || byte == "60"
         );
@@ -254,19 +254,19 @@ fn a_stale_image_is_refused_and_the_kernels_are_compiled() {
 #[test]
 fn an_image_that_the_driver_refuses_falls_through_in_order() {
     let cache = scratch("refused");
-    let cubin = run("look", &cache, &[("STUB_REFUSE", "C")]).unwrap();
+    let cubin = run("look", &cache, &[("STUB_REFUSE", "C")]);
     assert_eq!(cubin.lines("library"), ["library Cubin90 refused", "library ptx80"]);
     assert!(cubin.printed.contains("chosen: Embedded") && cubin.printed.contains("PTX compute_80"));
-    let all = run("look", &cache, &[("STUB_REFUSE", "Cp")]).unwrap();
+    let all = run("look", &cache, &[("STUB_REFUSE", "Cp")]);
     assert_eq!(
         all.lines("library"),
         ["library Cubin90 refused", "library ptx80 refused", "library compiled"]
     );
     assert!(all.printed.contains("step Embedded: cubin sm_90: cuLibraryLoadData"), "{}", all.printed);
-    let none = run("look", &cache, &[("STUB_REFUSE", "Cpc")]).unwrap();
+    let none = run("look", &cache, &[("STUB_REFUSE", "Cpc")]);
     assert!(none.printed.contains("chosen: CopyEngine"), "{}", none.printed);
     let fails = [("STUB_REFUSE", "Cp"), ("STUB_COMPILE_FAILS", "1")];
-    let fails = run("look", &scratch("fails"), &fails).unwrap();
+    let fails = run("look", &scratch("fails"), &fails);
     assert!(
         fails.printed.contains("chosen: CopyEngine") && fails.printed.contains("line 7 !"),
         "{}",
@@ -280,20 +280,20 @@ fn the_environment_decides_and_the_report_says_so() {
     for (wanted, chosen, loads) in
         [("embedded", "Embedded", 1), ("nvrtc", "Nvrtc", 1), ("dma", "CopyEngine", 0), ("off", "Cpu", 0)]
     {
-        let run = run("look", &cache, &[("HICACHE_CUDA_KERNELS", wanted)]).unwrap();
+        let run = run("look", &cache, &[("HICACHE_CUDA_KERNELS", wanted)]);
         assert!(run.printed.contains(&format!("chosen: {chosen}")), "{wanted}: {}", run.printed);
         assert_eq!(run.lines("library").len(), loads, "{wanted}");
         assert!(run.printed.contains("step"), "{wanted}: silent");
     }
     let embedded = [("HICACHE_CUDA_KERNELS", "embedded"), ("STUB_REFUSE", "Cp")];
-    let run = run("look", &cache, &embedded).unwrap();
+    let run = run("look", &cache, &embedded);
     assert!(run.printed.contains("chosen: CopyEngine") && run.lines("compile").is_empty());
 }
 
 #[test]
 fn a_device_too_old_gets_the_copy_engine() {
     let cache = scratch("old");
-    let run = run("look", &cache, &[("STUB_CAPABILITY", "75")]).unwrap();
+    let run = run("look", &cache, &[("STUB_CAPABILITY", "75")]);
     assert!(
         run.printed.contains("chosen: CopyEngine") && run.printed.contains("capability 80"),
         "{}",
@@ -305,7 +305,7 @@ fn a_device_too_old_gets_the_copy_engine() {
 #[test]
 fn an_old_driver_loads_modules() {
     let cache = scratch("module");
-    let run = run("launch", &cache, &[("STUB_VERSION", "11080")]).unwrap();
+    let run = run("launch", &cache, &[("STUB_VERSION", "11080")]);
     assert_eq!(run.lines("module"), ["module Cubin90"]);
     assert!(run.lines("library").is_empty());
     // A module belongs to a context: one is current while it loads.
@@ -317,7 +317,7 @@ fn an_old_driver_loads_modules() {
 #[test]
 fn without_kernels_the_copy_engine_gets_the_merged_runs() {
     let cache = scratch("copies");
-    let run = run("copies", &cache, &[("HICACHE_CUDA_KERNELS", "dma")]).unwrap();
+    let run = run("copies", &cache, &[("HICACHE_CUDA_KERNELS", "dma")]);
     assert_eq!(run.lines("batch"), ["batch 3 order 1 first 0x20000000000 0x10000003000 8192 stream 0x51"]);
     // The legacy default stream takes no batches.
     assert_eq!(run.lines("copy").len(), 3);
@@ -328,7 +328,7 @@ fn without_kernels_the_copy_engine_gets_the_merged_runs() {
 fn what_was_compiled_is_kept_and_verified() {
     let cache = scratch("cache");
     let wanted = [("HICACHE_CUDA_KERNELS", "nvrtc")];
-    let cold = run("look", &cache, &wanted).unwrap();
+    let cold = run("look", &cache, &wanted);
     let compile = "compile segment_copy.cu --gpu-architecture=sm_90 --std=c++17 -default-device";
     assert_eq!(cold.lines("compile"), [compile]);
     let files = || -> Vec<PathBuf> {
@@ -338,7 +338,7 @@ fn what_was_compiled_is_kept_and_verified() {
         files
     };
     assert_eq!(files().len(), 1, "{:?}", files());
-    let warm = run("look", &cache, &wanted).unwrap();
+    let warm = run("look", &cache, &wanted);
     assert!(warm.lines("compile").is_empty() && warm.printed.contains("read from"), "{}", warm.printed);
 
     // A byte changed, the file cut short, and emptied: compiled again, and whole again afterwards.
@@ -347,7 +347,7 @@ fn what_was_compiled_is_kept_and_verified() {
     *flipped.last_mut().unwrap() ^= 1;
     for damaged in [&flipped[..], &whole[..whole.len() - 1], &[]] {
         fs::write(&files()[0], damaged).unwrap();
-        let run = run("look", &cache, &wanted).unwrap();
+        let run = run("look", &cache, &wanted);
         assert_eq!(run.lines("compile").len(), 1);
         assert!(
             run.printed.contains("is not used") && run.printed.contains("chosen: Nvrtc"),
@@ -358,8 +358,7 @@ fn what_was_compiled_is_kept_and_verified() {
     }
 
     // Another device has a file of its own.
-    let other =
-        run("look", &cache, &[("HICACHE_CUDA_KERNELS", "nvrtc"), ("STUB_CAPABILITY", "100")]).unwrap();
+    let other = run("look", &cache, &[("HICACHE_CUDA_KERNELS", "nvrtc"), ("STUB_CAPABILITY", "100")]);
     assert!(other.lines("compile")[0].contains("sm_100"));
     assert_eq!(files().len(), 2);
 }
@@ -370,7 +369,7 @@ fn a_cache_that_cannot_be_written_costs_a_compilation_and_nothing_else() {
     let cache = scratch("unwritable").join("file");
     fs::write(&cache, "").unwrap();
     for _ in 0..2 {
-        let run = run("look", &cache, &[("HICACHE_CUDA_KERNELS", "nvrtc")]).unwrap();
+        let run = run("look", &cache, &[("HICACHE_CUDA_KERNELS", "nvrtc")]);
         assert!(run.printed.contains("not kept") && run.printed.contains("chosen: Nvrtc"), "{}", run.printed);
         assert_eq!(run.lines("compile").len(), 1);
     }
@@ -384,7 +383,7 @@ fn the_real_compiler_makes_code_for_the_device() {
         let cache = scratch("real");
         let library = format!("{packages}/nvidia/{library}");
         let real = [("HICACHE_CUDA_KERNELS", "nvrtc"), ("HICACHE_NVRTC", &library)];
-        let run = run("look", &cache, &real).unwrap();
+        let run = run("look", &cache, &real);
         assert!(run.printed.contains("chosen: Nvrtc"), "{}", run.printed);
         assert!(run.log.contains("library \u{7f}ELF"), "{}", run.log);
         let file = fs::read_dir(cache.join("kernels")).unwrap().next().unwrap().unwrap().path();
@@ -402,6 +401,6 @@ fn processes_that_start_at_once_all_get_their_kernels() {
         assert!(run.printed.contains("chosen: Nvrtc"), "{}", run.printed);
     }
     assert_eq!(fs::read_dir(cache.join("kernels")).unwrap().count(), 1, "something was left behind");
-    let warm = run("look", &cache, &[("HICACHE_CUDA_KERNELS", "nvrtc")]).unwrap();
+    let warm = run("look", &cache, &[("HICACHE_CUDA_KERNELS", "nvrtc")]);
     assert!(warm.lines("compile").is_empty());
 }
