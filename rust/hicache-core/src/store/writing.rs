@@ -480,7 +480,7 @@ mod tests {
     #[test]
     fn parts_are_even_and_none_is_empty() {
         assert_eq!(cut_evenly(&[1; 10], 4), [0..3, 3..5, 5..8, 8..10]);
-        assert_eq!(cut_evenly(&[1; 10], 1), [0..10]);
+        assert_eq!(cut_evenly(&[1; 10], 1), vec![0..10; 1]);
         assert_eq!(cut_evenly(&[1; 2], 4), [0..1, 1..2]);
         // Pages that are there already bring nothing, and are no part alone.
         assert_eq!(cut_evenly(&[8, 0, 0, 8], 4), [0..1, 1..4]);
