@@ -38,6 +38,12 @@ _log: Final = logging.getLogger("hicache_store.ranks")
 Kind = Literal["called", "returned", "state"]
 
 
+class _Streams(threading.local):
+    """The stream of each thread, by its place."""
+
+    place = 0
+
+
 class RankAudit:
     """The checker of one rank. It never raises into the functions that it watches."""
 
@@ -89,7 +95,7 @@ class RankAudit:
         self._transport, self._interval, self._deadline = transport, interval, deadline
         self._on_verdict = on_verdict
         self._step = 0
-        self._thread_stream = threading.local()
+        self._thread_stream = _Streams()
         self._verdict: RankError | None = None
         self._ends = threading.Event()
         self._writing = threading.Lock()
@@ -111,7 +117,7 @@ class RankAudit:
             ConfigError: The audit has no such stream.
         """
         place = self._place(stream)
-        before = getattr(self._thread_stream, "place", 0)
+        before = self._thread_stream.place
         self._thread_stream.place = place
         try:
             yield
@@ -128,14 +134,14 @@ class RankAudit:
             stream: The stream, where it is not the thread's.
         """
         try:
-            place = getattr(self._thread_stream, "place", 0) if stream is None else self._place(stream)
+            place = self._thread_stream.place if stream is None else self._place(stream)
             self._records.record(place, self._step, kind, name, fields)
         except Exception:
             _log.exception("a record of %s was lost", name)
 
     def state(self, state: StateDigest, stream: str | None = None) -> None:
         """Records digests of locks, LRU order, free lists and bases."""
-        place = getattr(self._thread_stream, "place", 0) if stream is None else self._place(stream)
+        place = self._thread_stream.place if stream is None else self._place(stream)
         self._records.record_state(place, self._step, state)
 
     def _place(self, stream: str) -> int:

@@ -101,7 +101,7 @@ def _watched(
         except BaseException as error:
             record("returned", name, ["raised", type(error).__name__], stream)
             raise
-        record("returned", name, [pick(answer) for pick in after], stream)
+        record("returned", name, [_follow(steps, answer) if steps else answer for steps in after], stream)
         return answer
 
     return cast("Callable[P, R]", watched)
@@ -113,7 +113,7 @@ def _watched(
 def _argument(
     selector: str, signature: inspect.Signature, name: str
 ) -> Callable[[Sequence[object], Mapping[str, object]], object]:
-    first, follow = _parse(selector)
+    first, steps = _parse(selector)
     parameters = list(signature.parameters.values())
     place = next((place for place, known in enumerate(parameters) if known.name == first), None)
     if place is None:
@@ -128,22 +128,22 @@ def _argument(
     missing = None if default is inspect.Parameter.empty else default
 
     def pick(args: Sequence[object], named: Mapping[str, object]) -> object:
-        if not is_named_only and len(args) > place:
-            return follow(args[place])
-        return follow(named.get(first, missing))
+        is_given = not is_named_only and len(args) > place
+        value = args[place] if is_given else named.get(first, missing)
+        return _follow(steps, value) if steps else value
 
     return pick
 
 
-def _result(selector: str, name: str) -> Callable[[object], object]:
-    first, follow = _parse(selector)
+def _result(selector: str, name: str) -> Sequence[Callable[[Any], Any]]:
+    first, steps = _parse(selector)
     if first != "result":
         raise ConfigError(f"selector {selector!r} of {name}: expected it to begin with result")
-    return follow
+    return steps
 
 
-def _parse(selector: str) -> tuple[str, Callable[[object], object]]:
-    """The first name of a selector, and what leads from there to the value."""
+def _parse(selector: str) -> tuple[str, Sequence[Callable[[Any], Any]]]:
+    """The first name of a selector, and the steps that lead from there to the value."""
     call = _CALL.fullmatch(selector.strip())
     path = call.group(2).strip() if call else selector.strip()
     first = _PATH.match(path)
@@ -165,15 +165,16 @@ def _parse(selector: str) -> tuple[str, Callable[[object], object]]:
     if call:
         steps.append(_CALLS[call.group(1)])
 
-    def follow(value: object) -> object:
-        try:
-            for step in steps:
-                value = step(value)
-        except Exception as error:  # the engine goes on, whatever a selector meets
-            return f"<{type(error).__name__}>"
-        return value
+    return first.group(), steps
 
-    return first.group(), follow
+
+def _follow(steps: Sequence[Callable[[Any], Any]], value: object) -> object:
+    try:
+        for step in steps:
+            value = step(value)
+    except Exception as error:  # the engine goes on, whatever a selector meets
+        return f"<{type(error).__name__}>"
+    return value
 
 
 def _digest(value: object) -> bytes:
