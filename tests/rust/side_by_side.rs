@@ -117,6 +117,34 @@ fn segments_are_written_side_by_side() {
 }
 
 #[test]
+fn blocks_are_taken_before_pages_are_written() {
+    let root = tempfile::tempdir().unwrap();
+    let probe = hicache_sys::file::create_new(&root.path().join("probe")).unwrap();
+    if !hicache_sys::file::preallocate(&probe, 0, 1 << 20).unwrap() {
+        println!("this file system cannot take blocks ahead");
+        return;
+    }
+    std::fs::remove_file(root.path().join("probe")).unwrap();
+    let least = Arc::new(Mutex::new(u64::MAX));
+    let hook = Arc::clone(&least);
+    let store = open(root.path(), move |call| {
+        if is_payload(&call) {
+            let taken = allocated_bytes(&std::fs::metadata(call.path).unwrap());
+            let mut least = hook.lock().unwrap();
+            *least = taken.min(*least);
+        }
+        Ok(())
+    });
+    let (keys, bytes) = chain("ahead", 7);
+    assert_eq!(backup(&view(&store), &keys, &Memory::of(&bytes)).outcomes, [BackupOutcome::Stored; PAGES]);
+    let least = *least.lock().unwrap();
+    assert!(
+        least >= (PAGES / LANES * PAGE) as u64,
+        "{least} bytes on disk when a page was about to be written"
+    );
+}
+
+#[test]
 fn a_segment_is_written_by_one_thread_at_a_time() {
     let under_way = Arc::new(Mutex::new((BTreeSet::<PathBuf>::new(), 0)));
     let hook = Arc::clone(&under_way);
