@@ -8,17 +8,25 @@ import random
 import pytest
 from harness.tree import CONFIGS, sequence
 from sglang.srt.environ import envs
+from sglang.srt.mem_cache.hicache_storage import HiCacheStorageFailureInjector
 
 
-@contextlib.contextmanager
-def injector(failure: float | None = None, delay: float | None = None):
-    """The engine's own failure injector, for ranks that start inside."""
-    with contextlib.ExitStack() as stack:
-        if failure is not None:
-            stack.enter_context(envs.SGLANG_TEST_HICACHE_BACKEND_RANDOM_FAILURE.override(failure))
-        if delay is not None:
-            stack.enter_context(envs.SGLANG_TEST_HICACHE_BACKEND_RANDOM_DELAY.override(delay))
-        yield
+@pytest.fixture
+def injector(monkeypatch):
+    """The engine's own failure injector, for ranks that start inside; it draws the same in every run."""
+    drawn = random.Random(7)
+    monkeypatch.setattr(HiCacheStorageFailureInjector, "_thread_local_random", lambda _self: drawn)
+
+    @contextlib.contextmanager
+    def inject(failure: float | None = None, delay: float | None = None):
+        with contextlib.ExitStack() as stack:
+            if failure is not None:
+                stack.enter_context(envs.SGLANG_TEST_HICACHE_BACKEND_RANDOM_FAILURE.override(failure))
+            if delay is not None:
+                stack.enter_context(envs.SGLANG_TEST_HICACHE_BACKEND_RANDOM_DELAY.override(delay))
+            yield
+
+    return inject
 
 
 def assert_sound(one, free):
@@ -49,7 +57,7 @@ def test_cancel_at_any_moment(rank, name):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_cancel_while_the_store_is_slow(rank, name):
+def test_cancel_while_the_store_is_slow(rank, injector, name):
     with injector(delay=0.05):
         one = rank(CONFIGS[name])
     tokens = sequence(6)
@@ -63,7 +71,7 @@ def test_cancel_while_the_store_is_slow(rank, name):
     assert one.bytes_of(tokens) == held
 
 
-def test_timeout_policy_gives_up_and_loses_nothing(rank):
+def test_timeout_policy_gives_up_and_loses_nothing(rank, injector):
     """The limit of a request is far below the time of one call."""
     quick = {"prefetch_timeout_base": 0.01, "prefetch_timeout_per_ki_token": 0.0}
     one = rank(policy="timeout", options=quick)
@@ -102,7 +110,7 @@ def test_every_prefetch_policy(rank, policy):
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("v1", [True, False], ids=["v1", "older"])
-def test_failures_at_random(rank, name, v1):
+def test_failures_at_random(rank, injector, name, v1):
     """What is restored is exact; the rest is computed again."""
     cfg = CONFIGS[name]
     sure = rank(cfg, v1=v1)
@@ -125,7 +133,7 @@ def test_failures_at_random(rank, name, v1):
     assert_sound(one, free)
 
 
-def test_failing_writes_are_misses_later(rank):
+def test_failing_writes_are_misses_later(rank, injector):
     with injector(failure=0.5):
         one = rank()
     chains = [sequence(4, start=1000 * number) for number in range(1, 9)]
