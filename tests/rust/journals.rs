@@ -720,7 +720,8 @@ fn fifty_lives_and_deaths_leave_few_files() {
     let mut root = fast_folder();
     for cycle in 0..50 {
         let store = small(root.path());
-        finish_dead(&store, Limits::within(std::time::Duration::from_secs(60)), &mut |_| ()).unwrap();
+        finish_dead(&store, Limits::within(std::time::Duration::from_secs(60), u64::MAX), &mut |_| ())
+            .unwrap();
         store_pages(&store, &cycle.to_string(), 2);
         let next = fast_folder();
         copy_tree(root.path(), next.path());

@@ -8,6 +8,7 @@ mod deadline;
 mod eviction;
 mod eviction_policy;
 mod format_golden;
+mod full_of_journals;
 mod host_pool;
 mod host_pool_sets;
 mod hostile_store;

@@ -89,7 +89,7 @@ pub struct Room<'a> {
     bytes: u64,
 }
 
-impl Room<'_> {
+impl<'a> Room<'a> {
     /// Bytes that are held.
     pub fn bytes(&self) -> u64 {
         self.bytes
@@ -107,6 +107,18 @@ impl Room<'_> {
         let mut own = self.budget.own();
         own.in_flight -= bytes;
         own.left += bytes;
+    }
+
+    /// Takes a part away, rounded up to whole blocks, as room of its own; all of it if that is less.
+    pub fn split(&mut self, bytes: u64) -> Room<'a> {
+        let bytes = bytes.next_multiple_of(BLOCK_BYTES).min(self.bytes);
+        self.bytes -= bytes;
+        Room { budget: self.budget, bytes }
+    }
+
+    /// Keeps it taken when this value is gone. Bytes, for [`Budget::kept`].
+    pub fn keep(self) -> u64 {
+        std::mem::ManuallyDrop::new(self).bytes
     }
 }
 
@@ -233,6 +245,11 @@ impl Budget {
             Some(room) => Ok(room),
             None => self.raise(bytes),
         }
+    }
+
+    /// Room that was kept before, see [`Room::keep`]: as many bytes as that gave, once.
+    pub fn kept(&self, bytes: u64) -> Room<'_> {
+        Room { budget: self, bytes }
     }
 
     fn take_left(&self, bytes: u64) -> Option<Room<'_>> {

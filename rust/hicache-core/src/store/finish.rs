@@ -24,6 +24,10 @@ use crate::store::tail::is_alive;
 /// Journals of dead processes that may stay; those beyond are merged into the finisher's own.
 pub const MAX_FINISHED_JOURNALS: usize = 32;
 
+/// The dead's journals together may take one part in so many of the capacity before they are looked through for what no
+/// longer matters.
+const FINISHED_JOURNALS_SHARE: u64 = 32;
+
 /// Processes whose locks are held at once: each takes a descriptor.
 const CLAIMED_AT_ONCE: usize = 32;
 
@@ -56,24 +60,27 @@ pub struct Limits {
     pub deadline: Option<Instant>,
     /// Journals of dead processes that may stay.
     pub most_journals: usize,
+    /// Bytes of such journals beyond which those of which most no longer matters are merged, whatever their number.
+    pub most_journal_bytes: u64,
     /// Processes that ended by themselves are looked through as well, and damaged journals are merged whatever their
     /// number.
     pub thorough: bool,
 }
 
 impl Limits {
-    /// What a housekeeping thread does at once.
-    pub fn within(time: Duration) -> Self {
+    /// What a housekeeping thread does at once in a root of this capacity in bytes.
+    pub fn within(time: Duration, capacity_bytes: u64) -> Self {
         Limits {
             deadline: Some(Instant::now() + time),
             most_journals: MAX_FINISHED_JOURNALS,
+            most_journal_bytes: capacity_bytes / FINISHED_JOURNALS_SHARE,
             thorough: false,
         }
     }
 
     /// Everything.
     pub fn none() -> Self {
-        Limits { deadline: None, most_journals: MAX_FINISHED_JOURNALS, thorough: true }
+        Limits { deadline: None, most_journals: MAX_FINISHED_JOURNALS, most_journal_bytes: 0, thorough: true }
     }
 
     pub(crate) fn is_over(&self) -> bool {
@@ -165,15 +172,14 @@ impl Finisher {
             }
             self.finish_some(&mut round, &survey, some)?;
         }
-        let journals = |id: &ProcessId| survey.journals.get(id).map_or(0, BTreeSet::len);
-        let is_many = dead.iter().map(journals).sum::<usize>() > limits.most_journals;
+        let is_due = survey.has_too_many_journals(&self.paths, &dead, &limits);
         let is_time = self.merge_after.is_none_or(|after| Instant::now() >= after);
-        if (is_many && is_time) || (limits.thorough && !dead.is_empty()) {
+        if (is_due && is_time) || (limits.thorough && !dead.is_empty()) {
             // Those whose own finishing is still to come keep their journals until then.
             let is_finished = |id: &&ProcessId| self.finished.contains(id) || !survey.locks.contains(id);
             let finished: Vec<ProcessId> = dead.iter().filter(is_finished).copied().collect();
-            let left = round.merge(&finished)?;
-            let stay = left > limits.most_journals && !round.report.unfinished;
+            round.merge(&finished)?;
+            let stay = survey.has_too_many_journals(&self.paths, &dead, &limits) && !round.report.unfinished;
             self.merge_after = stay.then(|| Instant::now() + MERGE_AGAIN);
         }
         round.remove_old_temporaries(&survey, &known);
@@ -397,6 +403,19 @@ impl Survey {
         Ok(survey)
     }
 
+    /// Whether the journals of `dead` processes, as they are now, are more than may stay, or take more room.
+    fn has_too_many_journals(&self, paths: &Paths, dead: &[ProcessId], limits: &Limits) -> bool {
+        let (mut journals, mut bytes) = (0, 0);
+        for (&process, numbers) in self.journals.iter().filter(|(process, _)| dead.contains(process)) {
+            let found = numbers.iter().filter_map(|&number| paths.journal(process, number).metadata().ok());
+            for journal in found {
+                journals += 1;
+                bytes += allocated_bytes(&journal);
+            }
+        }
+        journals > limits.most_journals || bytes > limits.most_journal_bytes
+    }
+
     fn other(&mut self, path: PathBuf, name: &str) {
         let owner = name.strip_prefix("tmp-").and_then(|rest| rest.split_once('-'));
         if let Some(owner) = owner.and_then(|(owner, _)| owner.parse().ok()) {
@@ -432,8 +451,7 @@ impl Voice for StoreVoice<'_> {
     }
 
     fn copy(&mut self, frame: &Frame<'_>) -> io::Result<()> {
-        let mut state = self.0.lock_journal();
-        self.0.started(&mut state)?.append_copy(&self.0.transfers, frame)
+        self.0.say_copy(frame)
     }
 
     fn sync(&mut self) -> io::Result<()> {

@@ -9,7 +9,6 @@ use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::format::frame::{FrameKind, encode_touch};
 use crate::store::counters::Counter;
 use crate::store::evict::Want;
 use crate::store::finish::{Finisher, Limits};
@@ -48,8 +47,11 @@ impl Housekeeping {
                 // A fault in here costs one round, not all that come after it.
                 let round = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                     inner.keep_house(is_due);
+                    if is_due || inner.has_large_journal() {
+                        inner.keep_journal();
+                    }
                     if is_due {
-                        inner.keep_journals(&mut finisher);
+                        inner.finish_aside(&mut finisher, FINISHING);
                     }
                     if measured_at.elapsed() >= MEASURE && inner.is_writing() {
                         inner.budget.measure();
@@ -115,27 +117,17 @@ impl Inner {
         }
     }
 
-    /// Writes this process's journal anew when it is worth it, and finishes the dead.
-    fn keep_journals(&self, finisher: &mut Finisher) {
-        let mut rooms = Vec::new();
-        let mut room = |bytes| {
-            rooms.extend(self.budget.take(bytes));
-            !rooms.is_empty()
-        };
-        match self.checkpoint_journal(&mut room) {
-            // The old journal's blocks went back, the new one's were taken: the files say how many.
-            Ok(true) => drop(self.budget.measure()),
-            Ok(false) => {}
-            Err(error) => self
-                .notices
-                .push(Level::Warning, "checkpoint", || format!("cannot write the journal anew: {error}")),
+    /// Writes this process's journal anew when it is worth it; what goes wrong is told in the log.
+    fn keep_journal(&self) {
+        if let Err(error) = self.keep_journal_small() {
+            self.notices
+                .push(Level::Warning, "checkpoint", || format!("cannot write the journal anew: {error}"));
         }
-        self.finish_aside(finisher, FINISHING);
     }
 
     /// Finishes dead processes, for so long at most; what goes wrong is told in the log.
     pub(crate) fn finish_aside(&self, finisher: &mut Finisher, time: Duration) {
-        match self.finish_dead(finisher, Limits::within(time), &mut |_| ()) {
+        match self.finish_dead(finisher, Limits::within(time, self.budget.capacity()), &mut |_| ()) {
             Ok(report) => {
                 self.counters
                     .add(Counter::FinishedSegments, report.segments_sealed + report.segments_removed);
@@ -146,18 +138,6 @@ impl Inner {
             Err(error) => self.notices.push(Level::Warning, "finish", || {
                 format!("cannot finish what dead processes left: {error}")
             }),
-        }
-    }
-
-    /// Tells all of the prefixes that were used lately.
-    pub(crate) fn leave_touches(&self) {
-        for state in self.open_namespaces() {
-            let touches = state.take_touches();
-            if !touches.is_empty() && !self.options.read_only {
-                // Recency is a hint: what cannot be told now is forgotten.
-                let body = encode_touch(&touches);
-                let _ = self.say(FrameKind::Touch, state.fingerprint, touches.len() as u32, &body);
-            }
         }
     }
 }

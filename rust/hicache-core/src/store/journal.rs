@@ -27,6 +27,9 @@ pub const AHEAD_BYTES: u64 = 64 << 10;
 const CHECKPOINT_BYTES: std::ops::RangeInclusive<u64> = (64 << 10)..=(1 << 20);
 const CHECKPOINT_SHARE: u64 = 256;
 
+/// A journal beyond this share of the root's capacity is large.
+const LARGE_SHARE: u64 = 64;
+
 /// Writer of one process's journals; the process is alive for the others while this value is.
 pub struct Journal {
     process: ProcessId,
@@ -183,6 +186,18 @@ impl Journal {
         let (least, most) = (*CHECKPOINT_BYTES.start(), *CHECKPOINT_BYTES.end());
         let threshold = (capacity_bytes / CHECKPOINT_SHARE).clamp(least, most);
         self.bytes() > threshold.max(2 * self.kept_bytes)
+    }
+
+    /// Whether it is worth checkpointing at once, since it takes much of what the root can hold.
+    pub fn is_large(&self, capacity_bytes: u64) -> bool {
+        self.bytes() > capacity_bytes / LARGE_SHARE && self.is_worth_checkpointing(capacity_bytes)
+    }
+
+    /// Bytes to be kept so that this journal, when it has grown by `growth` bytes on disk, can be written anew in a
+    /// root that is full: the new one takes up to half of the old one. A small one finds room by eviction.
+    pub fn reserve(&self, growth: u64, capacity_bytes: u64) -> u64 {
+        let bytes = self.older_bytes + self.allocated.max(self.end) + growth;
+        if bytes > capacity_bytes / LARGE_SHARE { bytes / 2 + AHEAD_BYTES } else { 0 }
     }
 
     /// What is said by now, for [`crate::store::checkpoint::rewrite`].

@@ -28,23 +28,24 @@ struct Owner {
 }
 
 impl Round<'_> {
-    /// Merges journals of `finished` processes where more are than may stay: those of which most no longer matters, so
-    /// that what is over does not pile up; then small ones, down to the number that may stay; and damaged ones if that
-    /// is asked for. How many stay.
-    pub(crate) fn merge(&mut self, finished: &[ProcessId]) -> io::Result<usize> {
+    /// Merges journals of `finished` processes where more are than may stay, or take more room: those of which most no
+    /// longer matters, so that what is over does not pile up; then small ones, down to the number that may stay; and
+    /// damaged ones if that is asked for.
+    pub(crate) fn merge(&mut self, finished: &[ProcessId]) -> io::Result<()> {
         let census = Census::read(self.paths, &|_| false)?;
         let mut owners: Vec<Owner> = finished.iter().filter_map(|&process| owner(&census, process)).collect();
         let mut left: usize = owners.iter().map(|owner| owner.numbers.len()).sum();
         let is_many = left > self.limits.most_journals;
-        if is_many {
-            for owner in owners.iter_mut().filter(|owner| owner.bytes <= LARGE_BYTES) {
+        let is_heavy = owners.iter().map(|owner| owner.bytes).sum::<u64>() > self.limits.most_journal_bytes;
+        if is_many || is_heavy {
+            for owner in owners.iter_mut().filter(|owner| owner.bytes <= LARGE_BYTES || is_heavy) {
                 owner.kept_bytes = self.reduced(owner, &census)?.map_or(owner.bytes, |reduced| reduced.kept);
             }
         }
         owners.sort_unstable_by_key(|owner| (owner.kept_bytes, owner.process));
         for owner in owners {
             let is_damaged = self.limits.thorough && owner.is_damaged;
-            let is_mostly_over = is_many && owner.kept_bytes <= owner.bytes / 2;
+            let is_mostly_over = (is_many || is_heavy) && owner.kept_bytes <= owner.bytes / 2;
             if left <= self.limits.most_journals && !is_damaged && !is_mostly_over {
                 continue;
             }
@@ -59,7 +60,7 @@ impl Round<'_> {
                 Err(_) => self.report.unfinished = true,
             }
         }
-        Ok(left)
+        Ok(())
     }
 
     /// Merges the journals of one process; `false` when they stay.

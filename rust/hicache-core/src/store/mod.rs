@@ -15,7 +15,8 @@
 //!   device too slow), `bounce` and `bounced` (requests that a call can leave behind).
 //! - Room: `room` puts together `budget` (with `ledger_file`, `usage`) and `evict` (with `catalog`, which chooses).
 //! - On the side: `housekeeping` calls `duplicates` (with `conflicts`), `compact`, `checkpoint`, `finish`.
-//! - A journal's life: `journal`, `tail`, `liveness` (what still matters), `checkpoint`, `merge`, `finish`, `recover`.
+//! - A journal's life: `journal`, `tail`, `liveness` (what still matters), `checkpoint`, `merge`, `finish`, `recover`; `own_journal` (what this
+//!   process says, and in which room).
 //! - The folder: `root`, `paths`. Said to people: `counters`, `notices`.
 
 pub mod backup;
@@ -53,6 +54,7 @@ mod namespace_state;
 mod news;
 pub mod notices;
 pub mod options;
+mod own_journal;
 mod page_cache;
 pub mod paths;
 mod prune;
@@ -76,8 +78,8 @@ mod writing;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 pub use backup::{BackupOptions, BackupOutcome, BackupReport, ChainStart};
 pub use breaker::BreakerState;
@@ -89,7 +91,6 @@ pub use restore::{RestoreOptions, RestoreOutcome, RestoreReport};
 pub use view::{PoolMemory, View, ViewOptions, ViewPool};
 
 use crate::format::ProcessId;
-use crate::format::frame::{FrameKind, encode_counters, encode_seal};
 use crate::format::setup::Setup;
 use crate::host_pool::PoolPlacement;
 use crate::namespace::{Fingerprint, Namespace};
@@ -102,9 +103,9 @@ use crate::store::files::SegmentFiles;
 use crate::store::finish::Finisher;
 use crate::store::housekeeping::Housekeeping;
 use crate::store::io::{InlineEngine, IoEngine, ThreadEngine, Transfers};
-use crate::store::journal::Journal;
 use crate::store::namespace_state::NamespaceState;
 use crate::store::notices::{Level, Notice, Notices};
+use crate::store::own_journal::JournalState;
 use crate::store::paths::Paths;
 use crate::{Error, ErrorKind, Result};
 
@@ -113,9 +114,6 @@ const SEGMENT_BYTES: u64 = 1 << 30;
 
 /// Longest time that opening a store spends on what dead processes left; the rest is done on the side.
 const FINISHING_AT_OPEN: Duration = Duration::from_secs(2);
-
-/// Counters go to the journal at most this often while the store works.
-const COUNTERS_EVERY: Duration = Duration::from_secs(1);
 
 /// An open root.
 #[derive(Clone)]
@@ -151,17 +149,6 @@ pub(crate) struct Inner {
     namespaces: Mutex<HashMap<Fingerprint, Arc<NamespaceState>>>,
     next_segment: AtomicU32,
     closed: AtomicBool,
-}
-
-struct JournalState {
-    journal: Option<Journal>,
-    /// This process has ended for the others: it says nothing any more.
-    has_ended: bool,
-    counters_at: Instant,
-    counters_sent: u64,
-    /// How this process is set up, and whether the journal says so.
-    setup: Setup,
-    is_setup_said: bool,
 }
 
 impl Store {
@@ -204,14 +191,7 @@ impl Store {
         .map_err(|error| Error::io("cannot look at", &paths.root, error))?;
         let keeps_house = options.keeps_house();
         let free_space_floor_bytes = Some(budget.free_space_floor());
-        let journal = JournalState {
-            journal: None,
-            has_ended: false,
-            counters_at: Instant::now(),
-            counters_sent: 0,
-            setup: Setup { free_space_floor_bytes, ..Setup::default() },
-            is_setup_said: false,
-        };
+        let journal = JournalState::new(Setup { free_space_floor_bytes, ..Setup::default() });
         let inner = Inner {
             paths,
             options,
@@ -385,136 +365,6 @@ impl Inner {
         self.next_segment.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Says something to all processes.
-    pub(crate) fn say(
-        &self,
-        kind: FrameKind,
-        namespace: Fingerprint,
-        records: u32,
-        body: &[u8],
-    ) -> std::io::Result<()> {
-        self.say_at(now_ns(), kind, namespace, records, body)
-    }
-
-    /// Says something that became true at `written_ns`.
-    pub(crate) fn say_at(
-        &self,
-        written_ns: u64,
-        kind: FrameKind,
-        namespace: Fingerprint,
-        records: u32,
-        body: &[u8],
-    ) -> std::io::Result<()> {
-        let mut state = self.lock_journal();
-        self.started(&mut state)?;
-        self.say_setup(&mut state);
-        let journal = self.started(&mut state)?;
-        // A unit has taken the room for its frame with its own. Removes must be told on a full disk too: they use what the
-        // journal took ahead.
-        let growth = if kind == FrameKind::Add { 0 } else { journal.growth(body.len() as u64) };
-        let room = if growth > 0 { self.budget.take(growth).ok() } else { None };
-        let said = journal.append_at(&self.transfers, written_ns, kind, namespace, records, body);
-        drop(room);
-        said
-    }
-
-    /// Whether this process has said anything yet.
-    pub(crate) fn is_writing(&self) -> bool {
-        self.lock_journal().journal.is_some()
-    }
-
-    /// Bytes on disk by which the journal grows when so many bytes of records are said.
-    pub(crate) fn journal_growth(&self, body_bytes: u64) -> std::io::Result<u64> {
-        let mut state = self.lock_journal();
-        self.started(&mut state)?;
-        self.say_setup(&mut state);
-        Ok(self.started(&mut state)?.growth(body_bytes))
-    }
-
-    /// Makes this process known as alive, before its first segment appears.
-    pub(crate) fn announce(&self) -> std::io::Result<()> {
-        self.started(&mut self.lock_journal()).map(|_| ())
-    }
-
-    fn started<'a>(&self, state: &'a mut JournalState) -> std::io::Result<&'a mut Journal> {
-        if state.has_ended {
-            return Err(std::io::Error::other("the store is closed"));
-        }
-        if state.journal.is_none() {
-            // A call that is under way while the store closes must not bring the process back to life.
-            if self.closed.load(Ordering::Acquire) {
-                return Err(std::io::Error::other("the store is closed"));
-            }
-            let started = Journal::create(&self.paths, self.process);
-            // The code is kept, so that a disk without room for a journal counts as full.
-            state.journal = Some(started.map_err(|error| match error.errno() {
-                Some(code) => std::io::Error::from_raw_os_error(code),
-                None => std::io::Error::other(error),
-            })?);
-        }
-        let Some(journal) = &mut state.journal else { unreachable!("filled above") };
-        Ok(journal)
-    }
-
-    /// Says how this process is set up, if its journal has begun and does not say so. Where there is no room for it, or
-    /// it fails, it is said later, or never: nothing depends on it.
-    fn say_setup(&self, state: &mut JournalState) {
-        let (Some(journal), false) = (&mut state.journal, state.is_setup_said || self.options.read_only)
-        else {
-            return;
-        };
-        let body = state.setup.encode();
-        let growth = journal.growth(body.len() as u64);
-        let room = if growth > 0 { self.budget.take(growth).ok() } else { None };
-        if growth > 0 && room.is_none() {
-            return;
-        }
-        let said = journal.append(&self.transfers, FrameKind::Setup, Fingerprint([0; 16]), 1, &body);
-        drop(room);
-        state.is_setup_said = said.is_ok();
-    }
-
-    /// Leaves the totals in the journal, now and then. A process that never wrote anything leaves none.
-    pub(crate) fn leave_counters(&self, now: bool) {
-        // Who is in a hurry does not wait for a thread that writes, or hangs in the device.
-        let mut state = match self.journal.try_lock() {
-            Ok(state) => state,
-            Err(TryLockError::WouldBlock) if !now => return,
-            Err(_) => self.lock_journal(),
-        };
-        if self.options.read_only || (!now && state.counters_at.elapsed() < COUNTERS_EVERY) {
-            return;
-        }
-        let values: Vec<(u32, u64)> =
-            self.counters.snapshot().into_iter().map(|(counter, value)| (counter as u32, value)).collect();
-        let sum = values.iter().map(|(_, value)| value).sum();
-        if sum != state.counters_sent {
-            let body = encode_counters(&values);
-            // Counters that cannot be left now are left the next time, or lost with the process.
-            let _ = self.started(&mut state).and_then(|journal| {
-                journal.append(
-                    &self.transfers,
-                    FrameKind::Counters,
-                    Fingerprint([0; 16]),
-                    values.len() as u32,
-                    &body,
-                )
-            });
-            state.counters_sent = sum;
-        }
-        self.say_setup(&mut state);
-        state.counters_at = Instant::now();
-    }
-
-    /// Tells of the segments of a namespace that were sealed since the last time.
-    pub(crate) fn tell_sealed(&self, state: &NamespaceState) {
-        for sealed in state.writer.take_sealed() {
-            let body = encode_seal(sealed.segment, sealed.file_bytes);
-            // The seal in the segment says the same.
-            let _ = self.say(FrameKind::Seal, state.fingerprint, 1, &body);
-        }
-    }
-
     /// The namespaces that this process uses.
     pub(crate) fn open_namespaces(&self) -> Vec<Arc<NamespaceState>> {
         let namespaces = self.namespaces.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -538,16 +388,13 @@ impl Inner {
         self.leave_touches();
         self.leave_counters(true);
         self.files.clear();
+        self.drop_reserve();
         self.budget.release();
         let mut state = self.lock_journal();
         state.has_ended = true;
         if let Some(journal) = state.journal.take() {
             journal.close();
         }
-    }
-
-    fn lock_journal(&self) -> MutexGuard<'_, JournalState> {
-        self.journal.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 

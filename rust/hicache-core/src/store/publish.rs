@@ -136,7 +136,8 @@ impl Publication {
     ) -> Result<u64, Refused> {
         // Who takes room must be known as alive, so that nobody takes the room for a dead process's.
         inner.announce()?;
-        let frames_bytes = inner.journal_growth(self.units.iter().map(UnitPlan::frame_bytes).sum())?;
+        let frames = inner.frame_room(self.units.iter().map(UnitPlan::frame_bytes).sum())?;
+        let frames_bytes = frames.growth + frames.reserve;
         let charge =
             frames_bytes + self.units.iter().map(|unit| state.writer.most_growth(unit.bytes)).sum::<u64>();
         let mut room = room::take(inner, charge, self.deadline)?;
@@ -161,6 +162,9 @@ impl Publication {
                 return Err(Refused::Io(error));
             }
         };
+        if frames.reserve > 0 {
+            inner.keep_reserve(room.split(frames.reserve));
+        }
         drop(room);
         // It is published, whether this process learns of it now or with the next look.
         state.refresh_within(&inner.counters, inner.device.clock.left(self.deadline));

@@ -35,3 +35,11 @@ pub fn finish_dead(
 pub fn checkpoint(store: &Store) -> io::Result<bool> {
     store.inner.checkpoint_journal(&mut |_| true)
 }
+
+/// Writes the journal of an open store anew within the root's capacity, as its housekeeping does.
+///
+/// # Errors
+/// What the system says.
+pub fn keep_journal_small(store: &Store) -> io::Result<()> {
+    store.inner.keep_journal_small()
+}
