@@ -29,9 +29,8 @@ pub(crate) struct JournalState {
     /// How this process is set up, and whether the journal says so.
     pub(crate) setup: Setup,
     pub(crate) is_setup_said: bool,
-    /// Bytes of the budget that are kept for writing the journal anew, and whether that is being done.
+    /// Bytes of the budget that are kept for writing the journal anew.
     reserve_bytes: u64,
-    is_rewriting: bool,
 }
 
 impl JournalState {
@@ -45,7 +44,6 @@ impl JournalState {
             setup,
             is_setup_said: false,
             reserve_bytes: 0,
-            is_rewriting: false,
         }
     }
 }
@@ -85,7 +83,7 @@ impl Inner {
         // A unit has taken the room for its frame with its own.
         let growth =
             if kind == FrameKind::Add { 0 } else { self.started(&mut state)?.growth(body.len() as u64) };
-        let room = self.room_to_say(&mut state, growth);
+        let room = self.room_to_say(growth);
         let journal = self.started(&mut state)?;
         let said = journal.append_at(&self.transfers, written_ns, kind, namespace, records, body);
         drop(room);
@@ -96,26 +94,16 @@ impl Inner {
     pub(crate) fn say_copy(&self, frame: &Frame<'_>) -> io::Result<()> {
         let mut state = self.lock_journal();
         let growth = self.started(&mut state)?.growth(frame.body.len() as u64);
-        let room = self.room_to_say(&mut state, growth);
+        let room = self.room_to_say(growth);
         let said = self.started(&mut state)?.append_copy(&self.transfers, frame);
         drop(room);
         said
     }
 
     /// Room for what must be said also in a full root, such as removes, without which nothing would ever leave it:
-    /// from the budget, else from what was kept for writing the journal anew. `None`: the journal has taken it ahead,
-    /// or there is none.
-    fn room_to_say(&self, state: &mut JournalState, growth: u64) -> Option<Room<'_>> {
-        if growth == 0 {
-            return None;
-        }
-        self.budget.take(growth).ok().or_else(|| {
-            if state.is_rewriting {
-                return None;
-            }
-            state.reserve_bytes = state.reserve_bytes.checked_sub(growth)?;
-            Some(self.budget.kept(growth))
-        })
+    /// where there is none, they use what the journal took ahead.
+    fn room_to_say(&self, growth: u64) -> Option<Room<'_>> {
+        if growth > 0 { self.budget.take(growth).ok() } else { None }
     }
 
     /// Whether this process has said anything yet.
@@ -165,11 +153,8 @@ impl Inner {
     /// # Errors
     /// What the system says; the journal is as it was.
     pub(crate) fn keep_journal_small(&self) -> io::Result<()> {
-        let kept = {
-            let mut state = self.lock_journal();
-            state.is_rewriting = true;
-            state.reserve_bytes
-        };
+        // It stays kept meanwhile: else each backup would ask for as much again.
+        let kept = self.lock_journal().reserve_bytes;
         let mut taken = None;
         let rewritten = self.checkpoint_journal(&mut |bytes| {
             let missing = bytes.saturating_sub(kept);
@@ -179,19 +164,13 @@ impl Inner {
             // More comes free than is taken: a root over its capacity, which was made smaller, only gains.
             missing == 0 || taken.is_some() || self.budget.granted() > self.budget.capacity()
         });
-        let is_rewritten = matches!(rewritten, Ok(true));
-        let mut state = self.lock_journal();
-        state.is_rewriting = false;
-        if is_rewritten {
-            // What it did not need is room again as soon as the files are measured.
-            drop((self.budget.kept(std::mem::take(&mut state.reserve_bytes)), taken));
-        } else if let Some(taken) = taken {
-            taken.give_back();
-        }
-        drop(state);
-        if is_rewritten {
+        if matches!(rewritten, Ok(true)) {
+            let kept = std::mem::take(&mut self.lock_journal().reserve_bytes);
+            drop((self.budget.kept(kept), taken));
             // The old journal's blocks went back, the new one's were taken: the files say how many.
             self.budget.measure();
+        } else if let Some(taken) = taken {
+            taken.give_back();
         }
         rewritten.map(drop)
     }
@@ -229,11 +208,7 @@ impl Inner {
             return;
         };
         let body = state.setup.encode();
-        let growth = journal.growth(body.len() as u64);
-        let room = if growth > 0 { self.budget.take(growth).ok() } else { None };
-        if growth > 0 && room.is_none() {
-            return;
-        }
+        let Ok(room) = self.budget.take(journal.growth(body.len() as u64)) else { return };
         let said = journal.append(&self.transfers, FrameKind::Setup, Fingerprint([0; 16]), 1, &body);
         drop(room);
         state.is_setup_said = said.is_ok();
@@ -256,7 +231,7 @@ impl Inner {
         if sum != state.counters_sent {
             let body = encode_counters(&values);
             let growth = state.journal.as_ref().map_or(0, |journal| journal.growth(body.len() as u64));
-            let room = if now { self.room_to_say(&mut state, growth) } else { self.budget.take(growth).ok() };
+            let room = if now { self.room_to_say(growth) } else { self.budget.take(growth).ok() };
             // Counters that cannot be left now are left the next time, or lost with the process.
             if now || room.is_some() {
                 let (kind, records) = (FrameKind::Counters, values.len() as u32);
