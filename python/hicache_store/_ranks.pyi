@@ -208,6 +208,9 @@ class ClassedPool:
     def digest(self) -> int:
         """Digest of the free lists: equal on all ranks after equal calls."""
 
+    def is_free(self, page: int) -> bool:
+        """Returns whether a page is free; False for one that the pool does not have."""
+
     def alloc_cyclic(self, start: int, pages: int) -> list[int] | None:
         """Takes pages of owners `start`, `start + 1`, ... in turn: all of them, or None."""
 
@@ -827,6 +830,14 @@ class Prefetch:
 
     def __new__(cls, operation: int, span: int, hit: int) -> Prefetch:
         """Makes it for `span` requested pages of which `hit` were agreed on."""
+
+    @property
+    def operation(self) -> int:
+        """The operation, by its number in the order of submission."""
+
+    @property
+    def span(self) -> int:
+        """Pages that were asked for."""
 
     @property
     def hit(self) -> int:
