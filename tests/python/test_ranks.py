@@ -311,7 +311,7 @@ def test_i23_an_account_counts_what_it_is_told(account):
         (lambda ledger: ledger.reach("completed", 5), "13 tokens Completed, but only 12 Agreed"),
         (lambda ledger: ledger.shortfall("no reason", 1), "8 promised tokens were not consumed, 9 have"),
         (lambda ledger: ledger.copied(1, 127), "4991 bytes moved for 39 rows"),
-        (lambda ledger: ledger.take("host", 2**64 - 1), "the prompt has 100"),
+        (lambda ledger: [ledger.take("host", more) for more in (2**64 - 1, 1)], "the prompt has 100"),
     ],
 )
 def test_i23_an_account_that_does_not_add_up_says_where(account, change, words):

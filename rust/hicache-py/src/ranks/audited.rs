@@ -140,7 +140,10 @@ impl PyAuditedFunction {
     }
 }
 
+/// Kinds and keys of steps, as `hicache_store.ranks.consensus` reads a selector.
 type Steps = Vec<(String, Py<PyAny>)>;
+/// Place, name and default of a parameter, the steps from there, and the call at their end.
+type Selected = (Option<usize>, String, Py<PyAny>, Steps, Option<String>);
 
 #[pymethods]
 impl PyAuditedFunction {
@@ -149,10 +152,10 @@ impl PyAuditedFunction {
         py: Python<'_>,
         records: Py<PyAuditRecords>,
         name: String,
-        params: Vec<(Option<usize>, String, Py<PyAny>, Steps, Option<String>)>,
+        params: Vec<Selected>,
         result: Vec<(Steps, Option<String>)>,
     ) -> PyResult<Self> {
-        let argument = |(place, name, default, steps, call): (_, String, _, Steps, Option<String>)| {
+        let argument = |(place, name, default, steps, call): Selected| {
             let path = Path::new(py, steps, call.as_deref())?;
             Ok(Argument { place, name: PyString::intern(py, &name).unbind(), default, path })
         };
