@@ -31,6 +31,9 @@ from hicache_store._ranks import (
     Ask as Ask,
 )
 from hicache_store._ranks import (
+    AuditedFunction as AuditedFunction,
+)
+from hicache_store._ranks import (
     AuditRecords as AuditRecords,
 )
 from hicache_store._ranks import (
@@ -110,6 +113,9 @@ from hicache_store._ranks import (
 )
 from hicache_store._ranks import (
     StepEnd as StepEnd,
+)
+from hicache_store._ranks import (
+    TierLedger as TierLedger,
 )
 from hicache_store._ranks import (
     Topology as Topology,

@@ -15,6 +15,10 @@ _Phase: TypeAlias = Literal[
     "matched", "promised", "prefetching", "loading", "ready", "committed", "failed", "aborted"
 ]
 _Event: TypeAlias = tuple[str, int, int]
+_Tier: TypeAlias = Literal["device", "host", "storage", "recomputed"]
+_Stage: TypeAlias = Literal["promised", "agreed", "completed", "materialized", "consumed"]
+_Steps: TypeAlias = Sequence[tuple[Literal["attribute", "item"], str | int]]
+_Call: TypeAlias = Literal["len", "digest", "sorted"]
 
 # -- where a rank stands ---------------------------------------------------------------------------
 
@@ -203,6 +207,9 @@ class ClassedPool:
     @property
     def digest(self) -> int:
         """Digest of the free lists: equal on all ranks after equal calls."""
+
+    def is_free(self, page: int) -> bool:
+        """Returns whether a page is free; False for one that the pool does not have."""
 
     def alloc_cyclic(self, start: int, pages: int) -> list[int] | None:
         """Takes pages of owners `start`, `start + 1`, ... in turn: all of them, or None."""
@@ -825,6 +832,14 @@ class Prefetch:
         """Makes it for `span` requested pages of which `hit` were agreed on."""
 
     @property
+    def operation(self) -> int:
+        """The operation, by its number in the order of submission."""
+
+    @property
+    def span(self) -> int:
+        """Pages that were asked for."""
+
+    @property
     def hit(self) -> int:
         """Agreed pages, at most the span."""
 
@@ -1056,6 +1071,64 @@ class RestoreSession:
     def release(self) -> list[str]:
         """Gives back what can be given back now, each thing once; call it again when a load has ended."""
 
+@final
+class TierLedger:
+    """The account of one request on one rank: where its tokens came from. All numbers are tokens unless said.
+
+    It adds up when the tiers hold the prompt, no stage has more tokens than the one before it, consumed
+    tokens are those from storage, every promised token that was not consumed has a reason, and bytes match
+    rows. Sums stop at the largest number of 64 bits.
+    """
+
+    def __new__(cls, prompt: int) -> TierLedger:
+        """Begins the account of a request with so many tokens."""
+
+    def take(self, tier: _Tier, tokens: int) -> None:
+        """Counts tokens that were taken from a tier; "recomputed" are those that were in none.
+
+        Raises:
+            ConfigError: There is no such tier.
+        """
+
+    def reach(self, stage: _Stage, tokens: int) -> None:
+        """Counts tokens of the store that came so far.
+
+        Args:
+            stage: "promised" by this rank's look-up, "agreed" on all ranks, "completed" reads on all ranks,
+                "materialized" in the tree, "consumed" by the request.
+            tokens: How many more.
+
+        Raises:
+            ConfigError: There is no such stage.
+        """
+
+    def shortfall(self, reason: str, tokens: int) -> None:
+        """Counts promised tokens that were not consumed, with the reason in words."""
+
+    def copied(self, rows: int, moved_bytes: int) -> None:
+        """Counts rows that this rank copied to the device, and the bytes that were moved for them."""
+
+    def tier(self, tier: _Tier) -> int:
+        """Returns the tokens taken from a tier.
+
+        Raises:
+            ConfigError: There is no such tier.
+        """
+
+    def stage(self, stage: _Stage) -> int:
+        """Returns the tokens that came so far.
+
+        Raises:
+            ConfigError: There is no such stage.
+        """
+
+    def check(self, row_bytes: int) -> None:
+        """Checks that the account adds up, with rows of `row_bytes` bytes.
+
+        Raises:
+            RankDisagreementError: It does not; the message has the numbers that differ.
+        """
+
 # -- the consensus checker -------------------------------------------------------------------------
 
 @final
@@ -1170,6 +1243,41 @@ class AuditRecords:
 
         Raises:
             RankStalledError: A rank did not come to the round.
+        """
+
+@final
+class AuditedFunction:
+    """What is recorded of the calls of one function: what `rank_consensus` is made of."""
+
+    def __new__(
+        cls,
+        records: AuditRecords,
+        name: str,
+        params: Sequence[tuple[int | None, str, object, _Steps, _Call | None]],
+        result: Sequence[tuple[_Steps, _Call | None]],
+    ) -> AuditedFunction:
+        """Makes it of selectors that were read.
+
+        Args:
+            records: Where records go.
+            name: The function's name in records.
+            params: For each selector of an argument, its place among positional ones (None where it is given
+                by name alone), its name and default, the steps from there, and what is asked of the end.
+            result: For each selector of the result, the steps from there, and what is asked of the end.
+        """
+
+    def called(self, stream: int, step: int, args: tuple[Any, ...], named: dict[str, Any], /) -> None:
+        """Records a call. Of an exception that a selector meets the type is recorded.
+
+        Raises:
+            ConfigError: There is no such stream.
+        """
+
+    def returned(self, stream: int, step: int, result: object, /) -> None:
+        """Records a return.
+
+        Raises:
+            ConfigError: There is no such stream.
         """
 
 def _rank_error_kinds() -> list[str]:

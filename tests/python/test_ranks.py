@@ -34,6 +34,7 @@ from hicache_store.ranks import (
     PpSync,
     Prefetch,
     ProgressVote,
+    RankDisagreementError,
     RankStalledError,
     Reading,
     RestoreSession,
@@ -42,6 +43,7 @@ from hicache_store.ranks import (
     Spread,
     StateDigest,
     StateError,
+    TierLedger,
     Topology,
     Watch,
     drive,
@@ -127,7 +129,10 @@ def test_i03_a_backup_keeps_the_owners_of_its_pages():
     assert len(set(placed)) == 5
     assert plan.scratch_page(99) is None
     before = host.digest
+    assert not any(map(host.is_free, copied))
     host.free(copied)
+    assert all(map(host.is_free, copied))
+    assert not host.is_free(host.total)
     with pytest.raises(OwnershipError):
         host.free(copied)
     assert host.digest != before
@@ -230,6 +235,11 @@ def test_i12_completed_is_at_most_the_hit_and_every_read_reports_as_often():
     assert read(iter([0, 0, 0, 0])) == (parts, 0, 6)
 
 
+def test_a_read_knows_its_number_and_what_was_asked_for():
+    scheduler = Prefetch(7, span=8, hit=6)
+    assert (scheduler.operation, scheduler.span, scheduler.hit) == (7, 8, 6)
+
+
 def test_i07_scratch_is_reserved_rolled_back_and_refused():
     size = ScratchSize(Placement(4, 64), contexts=8, context=131072, chunk=8192)
     assert round(size.bytes(708) / 2**30, 2) == 1.39
@@ -267,6 +277,56 @@ def test_i21_a_promise_that_cannot_be_kept_fails_the_request():
     assert session.resume([*session.begin().values]) == "fail"
     assert session.release() == ["lock", "suffix_slots"]
     assert session.release() == []
+
+
+@pytest.fixture
+def account():
+    """An account of 100 tokens that adds up, with rows of 128 bytes."""
+    ledger = TierLedger(100)
+    for tier, tokens in {"device": 20, "host": 30, "storage": 8, "recomputed": 42}.items():
+        ledger.take(tier, tokens)
+    stages = {"promised": 16, "agreed": 12, "completed": 8, "materialized": 8, "consumed": 8}
+    for stage, tokens in stages.items():
+        ledger.reach(stage, tokens)
+    ledger.shortfall("another rank had less", 4)
+    ledger.shortfall("a page was damaged", 4)
+    ledger.copied(38, 38 * 128)
+    ledger.check(128)
+    return ledger
+
+
+def test_i23_an_account_counts_what_it_is_told(account):
+    account.take("host", 5)
+    account.reach("agreed", 3)
+    assert [account.tier(tier) for tier in ("device", "host", "storage", "recomputed")] == [20, 35, 8, 42]
+    stages = ("promised", "agreed", "completed", "materialized", "consumed")
+    assert [account.stage(stage) for stage in stages] == [16, 15, 8, 8, 8]
+    assert repr(account) == "TierLedger(prompt=100, device=20, host=35, storage=8, recomputed=42)"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda ledger: ledger.take("host", 1), "tiers hold 101 tokens, the prompt has 100"),
+        (lambda ledger: ledger.reach("completed", 5), "13 tokens Completed, but only 12 Agreed"),
+        (lambda ledger: ledger.shortfall("no reason", 1), "8 promised tokens were not consumed, 9 have"),
+        (lambda ledger: ledger.copied(1, 127), "4991 bytes moved for 39 rows"),
+        (lambda ledger: [ledger.take("host", more) for more in (2**64 - 1, 1)], "the prompt has 100"),
+    ],
+)
+def test_i23_an_account_that_does_not_add_up_says_where(account, change, words):
+    change(account)
+    with pytest.raises(RankDisagreementError, match=words):
+        account.check(128)
+
+
+def test_i23_an_account_has_four_tiers_and_five_stages(account):
+    with pytest.raises(ConfigError, match="expected one of device, host, storage, recomputed"):
+        account.take("disk", 1)
+    with pytest.raises(
+        ConfigError, match="expected one of promised, agreed, completed, materialized, consumed"
+    ):
+        account.reach("lost", 1)
 
 
 def test_the_culprit_is_at_the_end_of_the_waits():

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
 import types
+import weakref
+from array import array
 
 import pytest
 from harness import programs, worlds
@@ -93,6 +96,172 @@ def test_a_watched_function_behaves_as_before_also_where_it_raises(logs, tmp_pat
     assert free.__name__ == "free"
     text = diff(*files(logs, tmp_path)).stdout
     assert "called free([1], true)" in text
+
+
+class Numbers(list):
+    """A list by another name."""
+
+
+class Tensor:
+    """What has `tolist`, as arrays and tensors do."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def tolist(self):
+        return self.values
+
+
+class Index:
+    """What can stand for a number, or raises where it should."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __index__(self):
+        if isinstance(self.value, Exception):
+            raise self.value
+        return self.value
+
+
+def test_a_digest_is_of_the_values_whatever_holds_them(logs, tmp_path):
+    values = (
+        ([5, -6, 1 << 40, True], array("q", [5, -6, 1 << 40, 1]).tobytes()),
+        ((5, 6), array("q", [5, 6]).tobytes()),
+        ([], b""),
+        (Numbers([5, 6]), array("q", [5, 6]).tobytes()),
+        (array("q", [5, 6]), array("q", [5, 6]).tobytes()),
+        (Tensor([5, 6]), array("q", [5, 6]).tobytes()),
+        (memoryview(bytes((5, 6, 7, 8)))[::2], array("q", [5, 7]).tobytes()),
+        ([Index(5)], array("q", [5]).tobytes()),
+        (Tensor(5), b"5"),
+        ([1.5, 2], b"[1.5, 2]"),
+        ([1 << 63], b"[9223372036854775808]"),
+        ([[1], ["a"]], b"[[1], ['a']]"),
+        (bytearray(b"ab"), b"ab"),
+        ("ab", b"'ab'"),
+        (17, b"17"),
+        (None, b"None"),
+        (object(), b""),
+        ([Index(KeyError("x"))], "<KeyError>"),
+        (Tensor([Index(ZeroDivisionError())]), "<ZeroDivisionError>"),
+    )
+    for number, (value, field) in enumerate(values):
+        name = f"value {number}"
+        watched = rank_consensus(params=("digest(value)",), name=name, audit=logs[0])(lambda value: value)
+        assert watched(value) is value
+        both(logs[1:], "called", name, [field])
+        both(logs[1:], "returned", name, [])
+    done = diff(*files(logs, tmp_path))
+    assert done.returncode == 0, done.stdout
+
+
+def test_arguments_are_found_by_place_by_name_and_by_default(logs, tmp_path):
+    selectors = ("first", "second", "third", "named")
+
+    @rank_consensus(params=selectors, name="call", audit=logs[0])
+    def call(first, second=2, /, third=3, *more, named=4, **others):
+        return first, second, third, more, named, others
+
+    assert call(1) == (1, 2, 3, (), 4, {})
+    assert call(5, 6, 7, 8, named=9) == (5, 6, 7, (8,), 9, {})
+    assert call(5, third=6, first=0) == (5, 2, 6, (), 4, {"first": 0})
+    with pytest.raises(TypeError, match="missing 1 required"):
+        call()
+    for fields in ([1, 2, 3, 4], [5, 6, 7, 9], [5, 2, 6, 4]):
+        both(logs[1:], "called", "call", fields)
+        both(logs[1:], "returned", "call", [])
+    both(logs[1:], "called", "call", [None, 2, 3, 4])
+    both(logs[1:], "returned", "call", ["raised", "TypeError"])
+    done = diff(*files(logs, tmp_path))
+    assert done.returncode == 0, done.stdout
+
+
+def test_of_an_argument_that_changes_what_it_was_at_the_call_is_recorded(logs, tmp_path):
+    @rank_consensus(params=("pages",), result=("result",), name="take", audit=logs[0])
+    def take(pages):
+        pages.append(3)
+        return pages
+
+    take([1, 2])
+    both(logs[1:], "called", "take", [[1, 2]])
+    both(logs[1:], "returned", "take", [[1, 2, 3]])
+    assert diff(*files(logs, tmp_path)).returncode == 0
+
+
+def test_records_of_a_function_go_to_its_stream_or_to_that_of_the_thread(tmp_path):
+    audits = [
+        RankAudit(Topology(tp=2), rank, log=tmp_path, streams=("scheduler", "io"), interval=60)
+        for rank in (0, 1)
+    ]
+    plain, named = (
+        rank_consensus(params=("page",), name=name, stream=stream, audit=audits[0])(lambda page: page)
+        for name, stream in (("plain", None), ("named", "io"))
+    )
+    plain(1)
+    named(2)
+    audits[0].step(5)
+    with audits[0].of_thread("io"):
+        plain(3)
+    for step, name, page, stream in (
+        (0, "plain", 1, "scheduler"),
+        (0, "named", 2, "io"),
+        (5, "plain", 3, "io"),
+    ):
+        audits[1].step(step)
+        audits[1].record("called", name, [page], stream)
+        audits[1].record("returned", name, [], stream)
+    done = diff(*files(audits, tmp_path))
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_record_that_cannot_be_made_is_lost_and_the_function_goes_on(logs, caplog):
+    class Broken(list):
+        def __iter__(self):
+            raise ValueError("broken")
+
+    def free(pages):
+        return 7
+
+    for result, stream, kind in ((("result",), None, ValueError), ((), "nowhere", ConfigError)):
+        caplog.clear()
+        watched = rank_consensus(params=("pages",), result=result, name="free", stream=stream, audit=logs[0])(
+            free
+        )
+        assert watched(Broken()) == 7
+        assert {record.getMessage() for record in caplog.records} == {"a record of free was lost"}
+        assert {record.exc_info[0] for record in caplog.records} == {kind}
+
+
+def test_an_interrupt_while_a_selector_is_followed_reaches_the_caller(logs):
+    class Slow:
+        @property
+        def rid(self):
+            raise KeyboardInterrupt
+
+    def called_with(request):
+        called.append(request)
+
+    called = []
+    with pytest.raises(KeyboardInterrupt):
+        rank_consensus(params=("request.rid",), audit=logs[0])(called_with)(Slow())
+    assert not called
+
+
+def test_a_watched_function_that_nobody_has_any_more_is_freed(logs):
+    class Default:
+        """Has the function of which it is a default."""
+
+    def function(request=Default()):  # noqa: B008
+        return request
+
+    watched = rank_consensus(params=("request",), audit=logs[0])(function)
+    default = watched()
+    default.function = watched
+    gone = weakref.ref(default)
+    del function, watched, default
+    gc.collect()
+    assert gone() is None
 
 
 def test_values_are_recorded_as_they_were_and_addresses_never(logs, tmp_path):

@@ -14,6 +14,7 @@ are compared while the engine runs, on a thread of its own and over a group of i
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
 import time
@@ -42,6 +43,18 @@ class _Streams(threading.local):
     """The stream of each thread, by its place."""
 
     place = 0
+
+
+class _NamedStream:
+    """The stream of a function that names its own."""
+
+    def __init__(self, audit: RankAudit, name: str) -> None:
+        self._audit, self._name = audit, name
+
+    @functools.cached_property
+    def place(self) -> int:
+        """Its place. Of an unknown one each record is lost, as one by `RankAudit.record` is."""
+        return self._audit._place(self._name)
 
 
 class RankAudit:
@@ -137,12 +150,20 @@ class RankAudit:
             place = self._thread_stream.place if stream is None else self._place(stream)
             self._records.record(place, self._step, kind, name, fields)
         except Exception:
-            _log.exception("a record of %s was lost", name)
+            self._lost(name)
 
     def state(self, state: StateDigest, stream: str | None = None) -> None:
         """Records digests of locks, LRU order, free lists and bases."""
         place = self._thread_stream.place if stream is None else self._place(stream)
         self._records.record_state(place, self._step, state)
+
+    def _lost(self, name: str) -> None:
+        """Tells of a record that could not be made; called where the exception is handled."""
+        _log.exception("a record of %s was lost", name)
+
+    def _belongs(self, stream: str | None) -> _Streams | _NamedStream:
+        """What has the place of a function's stream: that of the calling thread unless it names one."""
+        return self._thread_stream if stream is None else _NamedStream(self, stream)
 
     def _place(self, stream: str) -> int:
         try:

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-import operator
 import re
-from array import array
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, cast
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, Literal, ParamSpec, TypeAlias, TypeVar, cast
 
+from hicache_store._hicache_store import AuditedFunction
 from hicache_store.exceptions import ConfigError
 
 if TYPE_CHECKING:
@@ -26,6 +25,9 @@ __all__ = ["rank_consensus"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_Steps: TypeAlias = Sequence[tuple[Literal["attribute", "item"], str | int]]
+_Call: TypeAlias = Literal["len", "digest", "sorted"]
 
 _active: RankAudit | None = None
 
@@ -91,17 +93,25 @@ def _watched(
     signature = inspect.signature(function)
     before = [_argument(selector, signature, name) for selector in params]
     after = [_result(selector, name) for selector in result]
-    record = audit.record
+    recorded = AuditedFunction(audit._records, name, before, after)
+    called, returned, record, lost = recorded.called, recorded.returned, audit.record, audit._lost
+    belongs = audit._belongs(stream)
 
     @functools.wraps(function)
     def watched(*args: P.args, **named: P.kwargs) -> R:
-        record("called", name, [pick(args, named) for pick in before], stream)
+        try:
+            called(belongs.place, audit._step, args, named)
+        except Exception:
+            lost(name)
         try:
             answer = function(*args, **named)
         except BaseException as error:
             record("returned", name, ["raised", type(error).__name__], stream)
             raise
-        record("returned", name, [_follow(steps, answer) if steps else answer for steps in after], stream)
+        try:
+            returned(belongs.place, audit._step, answer)
+        except Exception:
+            lost(name)
         return answer
 
     return cast("Callable[P, R]", watched)
@@ -112,8 +122,9 @@ def _watched(
 
 def _argument(
     selector: str, signature: inspect.Signature, name: str
-) -> Callable[[Sequence[object], Mapping[str, object]], object]:
-    first, steps = _parse(selector)
+) -> tuple[int | None, str, object, _Steps, _Call | None]:
+    """What `AuditedFunction` follows: place, name and default of a parameter, and the path from there."""
+    first, steps, call = _parse(selector)
     parameters = list(signature.parameters.values())
     place = next((place for place, known in enumerate(parameters) if known.name == first), None)
     if place is None:
@@ -126,30 +137,25 @@ def _argument(
     if kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
         raise ConfigError(f"selector {selector!r} of {name}: {first!r} stands for any number of arguments")
     missing = None if default is inspect.Parameter.empty else default
-
-    def pick(args: Sequence[object], named: Mapping[str, object]) -> object:
-        is_given = not is_named_only and len(args) > place
-        value = args[place] if is_given else named.get(first, missing)
-        return _follow(steps, value) if steps else value
-
-    return pick
+    return None if is_named_only else place, first, missing, steps, call
 
 
-def _result(selector: str, name: str) -> Sequence[Callable[[Any], Any]]:
-    first, steps = _parse(selector)
+def _result(selector: str, name: str) -> tuple[_Steps, _Call | None]:
+    first, steps, call = _parse(selector)
     if first != "result":
         raise ConfigError(f"selector {selector!r} of {name}: expected it to begin with result")
-    return steps
+    return steps, call
 
 
-def _parse(selector: str) -> tuple[str, Sequence[Callable[[Any], Any]]]:
-    """The first name of a selector, and the steps that lead from there to the value."""
-    call = _CALL.fullmatch(selector.strip())
-    path = call.group(2).strip() if call else selector.strip()
+def _parse(selector: str) -> tuple[str, _Steps, _Call | None]:
+    """The first name of a selector, the steps that lead from there to the value, and what is asked of it."""
+    match = _CALL.fullmatch(selector.strip())
+    path = match.group(2).strip() if match else selector.strip()
     first = _PATH.match(path)
-    if first is None or (call and call.group(1) not in _CALLS):
+    call = _CALLS.get(match.group(1)) if match else None
+    if first is None or (match and call is None):
         raise ConfigError(f"selector {selector!r}: expected a path such as request.rid or len(tokens)")
-    steps: list[Callable[[Any], Any]] = []
+    steps: list[tuple[Literal["attribute", "item"], str | int]] = []
     at = first.end()
     while at < len(path):
         part = _PART.match(path, at)
@@ -157,39 +163,13 @@ def _parse(selector: str) -> tuple[str, Sequence[Callable[[Any], Any]]]:
             raise ConfigError(f"selector {selector!r}: cannot read {path[at:]!r}")
         attribute, index, single, double = part.groups()
         if attribute is not None:
-            steps.append(operator.attrgetter(attribute))
+            steps.append(("attribute", attribute))
         else:
-            key: Any = int(index) if index is not None else single if single is not None else double
-            steps.append(operator.itemgetter(key))
+            steps.append(
+                ("item", int(index) if index is not None else single if single is not None else double)
+            )
         at = part.end()
-    if call:
-        steps.append(_CALLS[call.group(1)])
-
-    return first.group(), steps
+    return first.group(), steps, call
 
 
-def _follow(steps: Sequence[Callable[[Any], Any]], value: object) -> object:
-    try:
-        for step in steps:
-            value = step(value)
-    except Exception as error:  # the engine goes on, whatever a selector meets
-        return f"<{type(error).__name__}>"
-    return value
-
-
-def _digest(value: object) -> bytes:
-    """Bytes that are equal where the values are, for arrays, tensors and long lists."""
-    tolist = getattr(value, "tolist", None)
-    if tolist is not None:
-        value = tolist()
-    if isinstance(value, (list, tuple)):
-        try:
-            return array("q", value).tobytes()
-        except (TypeError, OverflowError):
-            return repr(value).encode()
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return bytes(value)
-    return repr(value).encode() if isinstance(value, (str, int, float, bool, type(None))) else b""
-
-
-_CALLS: Final[dict[str, Callable[[Any], Any]]] = {"len": len, "digest": _digest, "sorted": sorted}
+_CALLS: Final[dict[str, _Call]] = {"len": "len", "digest": "digest", "sorted": "sorted"}

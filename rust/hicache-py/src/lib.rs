@@ -54,7 +54,11 @@ mod _hicache_store {
     #[pymodule_export]
     use crate::ranks::audit::{PyAuditRecords, PyStateDigest, PyVerdict};
     #[pymodule_export]
+    use crate::ranks::audited::PyAuditedFunction;
+    #[pymodule_export]
     use crate::ranks::layer_gate::{PyGather, PyLayerGate};
+    #[pymodule_export]
+    use crate::ranks::ledger::PyTierLedger;
     #[pymodule_export]
     use crate::ranks::ownership::{PyClassedPool, PyGatherPlan, PyOwnership, PyPlacement};
     #[pymodule_export]

@@ -7,6 +7,7 @@
 //! ```
 
 use crate::error::{RankError, RankErrorKind, Result};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 /// The tier that tokens were taken from.
@@ -43,13 +44,13 @@ impl Stage {
         [Stage::Promised, Stage::Agreed, Stage::Completed, Stage::Materialized, Stage::Consumed];
 }
 
-/// The account of one request.
+/// The account of one request. Sums stop at the largest number that there is.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TierLedger {
     prompt: u64,
     tiers: BTreeMap<Tier, u64>,
     stages: BTreeMap<Stage, u64>,
-    shortfalls: BTreeMap<&'static str, u64>,
+    shortfalls: BTreeMap<Cow<'static, str>, u64>,
     copied_rows: u64,
     copied_bytes: u64,
 }
@@ -60,25 +61,30 @@ impl TierLedger {
         TierLedger { prompt, ..TierLedger::default() }
     }
 
+    /// Tokens of the prompt.
+    pub fn prompt(&self) -> u64 {
+        self.prompt
+    }
+
     /// Counts tokens that were taken from a tier.
     pub fn take(&mut self, tier: Tier, tokens: u64) {
-        *self.tiers.entry(tier).or_default() += tokens;
+        add(self.tiers.entry(tier).or_default(), tokens);
     }
 
     /// Counts tokens of the store that came so far.
     pub fn reach(&mut self, stage: Stage, tokens: u64) {
-        *self.stages.entry(stage).or_default() += tokens;
+        add(self.stages.entry(stage).or_default(), tokens);
     }
 
     /// Counts promised tokens that were not consumed, with the reason.
-    pub fn shortfall(&mut self, reason: &'static str, tokens: u64) {
-        *self.shortfalls.entry(reason).or_default() += tokens;
+    pub fn shortfall(&mut self, reason: impl Into<Cow<'static, str>>, tokens: u64) {
+        add(self.shortfalls.entry(reason.into()).or_default(), tokens);
     }
 
     /// Counts rows that this rank copied to the device and the bytes that were moved for them.
     pub fn copied(&mut self, rows: u64, bytes: u64) {
-        self.copied_rows += rows;
-        self.copied_bytes += bytes;
+        add(&mut self.copied_rows, rows);
+        add(&mut self.copied_bytes, bytes);
     }
 
     /// Tokens taken from a tier.
@@ -98,8 +104,8 @@ impl TierLedger {
     /// `rank_disagreement` with the sentence that does not hold.
     pub fn check(&self, row_bytes: u64) -> Result<()> {
         let fail = |message| Err(RankError::new(RankErrorKind::Disagreement, message));
-        let sum: u64 = self.tiers.values().sum();
-        if sum != self.prompt {
+        let sum = total(self.tiers.values());
+        if sum != u128::from(self.prompt) {
             return fail(format!("tiers hold {sum} tokens, the prompt has {}", self.prompt));
         }
         for pair in Stage::ALL.windows(2) {
@@ -112,14 +118,21 @@ impl TierLedger {
         if consumed != self.tier(Tier::Storage) {
             return fail(format!("{consumed} tokens consumed, {} from storage", self.tier(Tier::Storage)));
         }
-        let (short, reasons) =
-            (self.stage(Stage::Promised) - consumed, self.shortfalls.values().sum::<u64>());
-        if short != reasons {
+        let (short, reasons) = (self.stage(Stage::Promised) - consumed, total(self.shortfalls.values()));
+        if u128::from(short) != reasons {
             return fail(format!("{short} promised tokens were not consumed, {reasons} have a reason"));
         }
-        if self.copied_bytes != self.copied_rows * row_bytes {
+        if u128::from(self.copied_bytes) != u128::from(self.copied_rows) * u128::from(row_bytes) {
             return fail(format!("{} bytes moved for {} rows", self.copied_bytes, self.copied_rows));
         }
         Ok(())
     }
+}
+
+fn add(sum: &mut u64, more: u64) {
+    *sum = sum.saturating_add(more);
+}
+
+fn total<'a>(numbers: impl Iterator<Item = &'a u64>) -> u128 {
+    numbers.map(|&number| u128::from(number)).sum()
 }

@@ -2,67 +2,16 @@
 
 use std::sync::Mutex;
 
-use hicache_ranks::audit::{
-    AuditStep, Kind, LogHeader, LogWriter, RankAudit, Record, StateDigest, Value, Verdict,
-};
-use hicache_ranks::{Rank, RankError, digest};
+use hicache_ranks::audit::{AuditStep, Kind, LogHeader, LogWriter, RankAudit, Record, StateDigest, Verdict};
+use hicache_ranks::{Rank, RankError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyBytes, PyFloat, PyInt, PyList, PyString, PyTuple};
+use pyo3::types::PyBytes;
 
 use crate::errors::Result;
 use crate::ranks::ask::{PyAsk, to_answer};
+use crate::ranks::field::to_value;
 use crate::ranks::lock;
 use crate::ranks::topology::PyTopology;
-
-/// Longest list that is recorded item by item, and longest text; of longer ones a digest is.
-const MAX_ITEMS: usize = 32;
-const MAX_TEXT: usize = 256;
-/// Deepest list in a list.
-const MAX_DEPTH: u32 = 6;
-
-/// The field that an object stands for: equal where the objects are equal, on every rank.
-fn to_value(object: &Bound<'_, PyAny>, depth: u32) -> PyResult<Value> {
-    if object.is_none() {
-        return Ok(Value::Absent);
-    }
-    if let Ok(truth) = object.cast_exact::<PyBool>() {
-        return Ok(Value::Bool(truth.is_true()));
-    }
-    if let Ok(number) = object.cast::<PyInt>() {
-        return Ok(match number.extract::<i64>() {
-            Ok(number) => Value::Int(number),
-            Err(_) => Value::Text(number.str()?.to_string()),
-        });
-    }
-    if let Ok(text) = object.cast::<PyString>() {
-        let text = text.to_string_lossy();
-        return Ok(if text.len() <= MAX_TEXT {
-            Value::Text(text.into_owned())
-        } else {
-            Value::Digest(digest::of_bytes(text.as_bytes()))
-        });
-    }
-    if let Ok(bytes) = object.cast::<PyBytes>() {
-        return Ok(Value::Digest(digest::of_bytes(bytes.as_bytes())));
-    }
-    if let Ok(number) = object.cast::<PyFloat>() {
-        return Ok(Value::Text(number.repr()?.to_string()));
-    }
-    if depth < MAX_DEPTH && (object.is_instance_of::<PyList>() || object.is_instance_of::<PyTuple>()) {
-        return to_list(object, depth);
-    }
-    // An address would differ from rank to rank; the type does not.
-    Ok(Value::Text(format!("<{}>", object.get_type().name()?)))
-}
-
-fn to_list(object: &Bound<'_, PyAny>, depth: u32) -> PyResult<Value> {
-    let fields = object.try_iter()?.map(|item| to_value(&item?, depth + 1)).collect::<PyResult<Vec<_>>>()?;
-    if fields.len() <= MAX_ITEMS {
-        return Ok(Value::List(fields));
-    }
-    let record = Record { step: 0, kind: Kind::State, name: String::new(), fields };
-    Ok(Value::Digest(digest::of_bytes(&record.to_bytes())))
-}
 
 /// Digest of the state that decisions come from, kept up to date change by change.
 #[pyclass(frozen, name = "StateDigest", module = "hicache_store.ranks")]
@@ -172,7 +121,8 @@ pub(crate) struct PyAuditRecords {
 }
 
 impl PyAuditRecords {
-    fn add(&self, stream: usize, record: Record) -> Result<()> {
+    /// Adds a record to a stream.
+    pub(super) fn add(&self, stream: usize, record: Record) -> Result<()> {
         let Some(name) = self.streams.get(stream) else {
             return Err(RankError::config(format!("stream {stream} of {}", self.streams.len())).into());
         };

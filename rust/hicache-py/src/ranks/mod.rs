@@ -6,7 +6,10 @@
 pub(crate) mod ack;
 pub(crate) mod ask;
 pub(crate) mod audit;
+pub(crate) mod audited;
+mod field;
 pub(crate) mod layer_gate;
+pub(crate) mod ledger;
 pub(crate) mod ownership;
 pub(crate) mod pp_sync;
 pub(crate) mod prefetch;

@@ -119,6 +119,11 @@ impl PyClassedPool {
         lock(&self.inner).least_full_class()
     }
 
+    /// Whether a page is free.
+    fn is_free(&self, page: u32) -> bool {
+        lock(&self.inner).is_free(page)
+    }
+
     /// Digest of the free lists.
     #[getter]
     fn digest(&self) -> u64 {

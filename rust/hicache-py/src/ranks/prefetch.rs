@@ -143,6 +143,18 @@ impl PyPrefetch {
         PyPrefetch { inner: Mutex::new(Prefetch::new(operation, span, hit)) }
     }
 
+    /// The operation, by its number.
+    #[getter]
+    fn operation(&self) -> u64 {
+        lock(&self.inner).operation()
+    }
+
+    /// Pages that were asked for.
+    #[getter]
+    fn span(&self) -> u32 {
+        lock(&self.inner).span()
+    }
+
     /// Agreed pages, at most the span.
     #[getter]
     fn hit(&self) -> u32 {

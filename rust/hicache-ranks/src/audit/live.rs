@@ -10,6 +10,7 @@
 //! [`Answer::Expired`].
 
 use super::record::Record;
+use super::wire::Writer;
 use crate::ask::{Answer, Ask, Lane, Operation, Reduce, ReduceOp};
 use crate::digest;
 use crate::error::{RankError, Result};
@@ -114,6 +115,8 @@ pub struct RankAudit {
     state: State,
     overdue: bool,
     common: Vec<u64>,
+    /// Memory in which records are written to have their digest.
+    writer: Writer,
     rules: Rules,
 }
 
@@ -138,6 +141,7 @@ impl RankAudit {
             state: State::Idle,
             overdue: false,
             common: Vec::new(),
+            writer: Writer::new(),
             rules: Rules::ALL,
         })
     }
@@ -155,7 +159,8 @@ impl RankAudit {
         let last = if self.rules.hold(Rule::StreamPerThread) { self.streams.len() - 1 } else { 0 };
         let stream = &mut self.streams[stream.min(last)];
         let before = stream.waiting.back().map_or(stream.digest, |(digest, _)| *digest);
-        stream.waiting.push_back((digest::mix(before, record.digest(self.rules)), record));
+        let digest = record.digest_in(self.rules, &mut self.writer);
+        stream.waiting.push_back((digest::mix(before, digest), record));
     }
 
     /// Records that have not been compared: what a caller bounds by calling rounds.

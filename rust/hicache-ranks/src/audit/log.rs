@@ -41,6 +41,8 @@ pub struct LogWriter {
     header: LogHeader,
     out: Vec<u8>,
     block: Writer,
+    /// The frame under way; its memory is used again for each one.
+    frame: Writer,
     blocks: u32,
     names: BTreeMap<String, u64>,
     streams: BTreeMap<String, u64>,
@@ -57,21 +59,21 @@ impl LogWriter {
         let checksum = digest::of_bytes(&out);
         out.extend_from_slice(&checksum.to_le_bytes());
         let (names, streams) = (BTreeMap::new(), BTreeMap::new());
-        LogWriter { header, out, block: Writer::new(), blocks: 0, names, streams }
+        let (block, frame) = (Writer::new(), Writer::new());
+        LogWriter { header, out, block, frame, blocks: 0, names, streams }
     }
 
     /// Appends a record of a stream.
     pub fn append(&mut self, stream: &str, record: &Record) {
         let name = intern(&mut self.block, &mut self.names, 0, &record.name);
         let stream = intern(&mut self.block, &mut self.streams, 1, stream);
-        let mut frame = Writer::new();
-        frame.byte(2);
-        frame.number(stream);
-        frame.number(name);
-        record.write_rest(&mut frame);
-        let frame = frame.finish();
-        self.block.number(frame.len() as u64);
-        self.block.bytes(&frame);
+        self.frame.clear();
+        self.frame.byte(2);
+        self.frame.number(stream);
+        self.frame.number(name);
+        record.write_rest(&mut self.frame);
+        self.block.number(self.frame.len() as u64);
+        self.block.bytes(self.frame.written());
         if self.block.len() >= BLOCK_BYTES {
             self.close_block();
         }
@@ -81,11 +83,12 @@ impl LogWriter {
         if self.block.len() == 0 {
             return;
         }
-        let payload = std::mem::take(&mut self.block).finish();
+        let payload = self.block.written();
         self.out.extend_from_slice(&(payload.len() as u32).to_le_bytes());
         self.out.extend_from_slice(&self.blocks.to_le_bytes());
-        self.out.extend_from_slice(&checksum(self.header.run, self.blocks, &payload).to_le_bytes());
-        self.out.extend_from_slice(&payload);
+        self.out.extend_from_slice(&checksum(self.header.run, self.blocks, payload).to_le_bytes());
+        self.out.extend_from_slice(payload);
+        self.block.clear();
         self.blocks += 1;
     }
 

@@ -109,8 +109,7 @@ impl Record {
     /// Canonical bytes: every length stands before what it measures, so no two records have the same.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut writer = Writer::new();
-        writer.text(&self.name);
-        self.write_rest(&mut writer);
+        self.write(&mut writer);
         writer.finish()
     }
 
@@ -129,11 +128,23 @@ impl Record {
 
     /// Digest of the record.
     pub fn digest(&self, rules: Rules) -> u64 {
+        self.digest_in(rules, &mut Writer::new())
+    }
+
+    /// The same, in memory that is there already.
+    pub(super) fn digest_in(&self, rules: Rules, writer: &mut Writer) -> u64 {
         if rules.hold(Rule::FramedFields) {
-            return digest::of_bytes(&self.to_bytes());
+            writer.clear();
+            self.write(writer);
+            return digest::of_bytes(writer.written());
         }
         let joined: String = self.fields.iter().map(|field| field.to_string().replace('"', "")).collect();
         digest::of_bytes(format!("{}{}{}{joined}", self.step, self.kind.name(), self.name).as_bytes())
+    }
+
+    fn write(&self, writer: &mut Writer) {
+        writer.text(&self.name);
+        self.write_rest(writer);
     }
 
     pub(super) fn write_rest(&self, writer: &mut Writer) {

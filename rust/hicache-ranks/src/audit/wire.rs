@@ -45,6 +45,16 @@ impl Writer {
         self.0.len()
     }
 
+    /// What was written so far.
+    pub fn written(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// Begins anew in the same memory.
+    pub fn clear(&mut self) {
+        self.0.clear();
+    }
+
     pub fn finish(self) -> Vec<u8> {
         self.0
     }
