@@ -36,7 +36,7 @@ def warm() -> None:
     multiprocessing.forkserver.ensure_running()
 
 
-def run(function: Callable, *args, timeout: float = 90.0, **named):
+def run(function: Callable, *args, timeout: float = 240.0, **named):
     """Calls a function of a module in a fresh process; its answer, or its error."""
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=context()) as pool:
         return pool.submit(function, *args, **named).result(timeout)
@@ -174,7 +174,7 @@ def play(deployment: Deployment, number: int, meeting: str, steps: Sequence[Step
     return answers
 
 
-def deploy(deployment: Deployment, steps: Sequence[Step], meeting: Path, timeout: float = 90.0) -> list[list]:
+def deploy(deployment: Deployment, steps: Sequence[Step], meeting: Path, timeout: float = 240.0) -> list[list]:
     """Runs all ranks of a deployment; the answers of each."""
     world = deployment.tp * deployment.pp
     meeting.unlink(missing_ok=True)
