@@ -43,6 +43,14 @@ def held() -> tuple[int, list[str]]:
     return len(list(Path("/proc/self/task").iterdir())), sorted(descriptors)
 
 
+def assert_held(before) -> None:
+    """Holds that nothing is left but what was held before."""
+    until = time.monotonic() + 20
+    while held() != before and time.monotonic() < until:
+        time.sleep(0.01)  # the system takes a moment to forget a thread that has ended
+    assert held() == before, (before, held())
+
+
 @contextlib.contextmanager
 def connected(rank, store, shape, *, deadline=20.0, lanes=("scheduler",), epoch=0):
     """A transport, given back at the end; what then is left of it fails the test."""
@@ -54,11 +62,7 @@ def connected(rank, store, shape, *, deadline=20.0, lanes=("scheduler",), epoch=
         yield transport
     finally:
         transport.close()
-        for _ in range(200):  # the system takes a moment to forget a thread that has ended
-            if held() == before:
-                break
-            time.sleep(0.01)
-        assert held() == before, (before, held())
+        assert_held(before)
 
 
 # -- agreement -------------------------------------------------------------------------------------
@@ -210,9 +214,9 @@ def missing_at_the_start(rank, store, *, whom, deadline):
         return None
     before = held()
     try:
-        TorchTransport(Topology(tp=3), rank, store, deadline=9, meeting=deadline, host=HOST)
+        TorchTransport(Topology(tp=3), rank, store, deadline=60, meeting=deadline, host=HOST)
     except RankStalledError as error:
-        assert held() == before, (before, held())
+        assert_held(before)
         return named(error)
     return None
 
@@ -223,13 +227,9 @@ def gone_while_groups_are_made(rank, store, *, what, whom, deadline):
     if rank == whom:
         TorchTransport._make = lambda *_: strike(what, deadline)
     try:
-        TorchTransport(Topology(tp=3), rank, store, deadline=deadline, meeting=5.0, host=HOST)
+        TorchTransport(Topology(tp=3), rank, store, deadline=deadline, meeting=2 * deadline, host=HOST)
     except RankStalledError as error:
-        for _ in range(200):
-            if held() == before:
-                break
-            time.sleep(0.01)
-        assert held() == before, (before, held())
+        assert_held(before)
         return named(error)
     return None
 
@@ -274,15 +274,23 @@ def dies_while_it_waits(rank, store, *, deadline, what):
     with connected(rank, store, (1, 1, 3), deadline=deadline) as transport:
         drive(CapacityVote([1]), transport)
         if rank == 1:
-            threading.Timer(0.3 * deadline, strike, (what, deadline)).start()
+            store.set("waits", str(os.getpid()))
+            threading.Timer(0.1 * deadline, strike, (what, deadline)).start()
         if rank == 2:
-            time.sleep(0.6 * deadline)
+            await_gone(int(store.get("waits")))
         try:
             drive(CapacityVote([2]), transport)
             drive(CapacityVote([3]), transport)
         except RankError as error:
             return named(error)
     return None
+
+
+def await_gone(process) -> None:
+    """Waits until a process is stopped or has ended."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        while Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "TZX":
+            time.sleep(0.01)
 
 
 # -- audit -----------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ def _entry(
     function: Callable, rank: int, port: int, pipe: multiprocessing.connection.Connection, given: Mapping
 ) -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=datetime.timedelta(seconds=30))
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=datetime.timedelta(seconds=120))
     try:
         answer = Answer(value=function(rank, store, **given))
     except BaseException:
@@ -88,11 +88,11 @@ def _entry(
     pipe.close()
 
 
-def run(function: Callable, ranks: int, *, limit: float = 40.0, dead: tuple[int, ...] = (), **given) -> World:
+def run(function: Callable, ranks: int, *, limit: float = 150.0, dead: tuple[int, ...] = (), **given) -> World:
     """Calls `function(rank, store, **given)` on every rank; those in `dead` do not come back."""
     _imported()
     store = dist.TCPStore(
-        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=datetime.timedelta(seconds=30)
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=datetime.timedelta(seconds=120)
     )
     made, pipes = context(), {}
     processes = []
