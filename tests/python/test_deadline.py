@@ -151,8 +151,8 @@ def test_stats_say_how_the_device_does(store, view):
         assert counters[name] == 0
 
 
-# Restores a chain of which one read is held, lets it go after the call, and says what was in the memory. Where the
-# read had not begun when the time was over, it was the machine that was slow: the call gets more.
+# Restores a chain of which one read is held, lets it go after the call, and says what was in the memory.
+# Where the read had not begun when the time was over, it was the machine that was slow: the call gets more.
 HOLDING = """
 import sys, time
 from pathlib import Path

@@ -88,7 +88,9 @@ def _entry(
     pipe.close()
 
 
-def run(function: Callable, ranks: int, *, limit: float = 150.0, dead: tuple[int, ...] = (), **given) -> World:
+def run(
+    function: Callable, ranks: int, *, limit: float = 150.0, dead: tuple[int, ...] = (), **given
+) -> World:
     """Calls `function(rank, store, **given)` on every rank; those in `dead` do not come back."""
     _imported()
     store = dist.TCPStore(

@@ -174,7 +174,9 @@ def play(deployment: Deployment, number: int, meeting: str, steps: Sequence[Step
     return answers
 
 
-def deploy(deployment: Deployment, steps: Sequence[Step], meeting: Path, timeout: float = 240.0) -> list[list]:
+def deploy(
+    deployment: Deployment, steps: Sequence[Step], meeting: Path, timeout: float = 240.0
+) -> list[list]:
     """Runs all ranks of a deployment; the answers of each."""
     world = deployment.tp * deployment.pp
     meeting.unlink(missing_ok=True)

@@ -1,8 +1,8 @@
 """Restores six pages while the file layer holds one read, and says what was in the host pool when. A program.
 
-LD_PRELOAD=slow_read.so SLOW_READ_CONTROL=CONTROL python slow_device.py ROOT CONTROL always|never|auto DEADLINE
+LD_PRELOAD=slow_read.so SLOW_READ_CONTROL=CONTROL python slow_device.py ROOT CONTROL always|never|auto SECONDS
 
-The deadline of a call is in seconds.
+A call has a deadline of so many seconds.
 """
 
 from __future__ import annotations
