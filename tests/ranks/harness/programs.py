@@ -274,10 +274,10 @@ def dies_while_it_waits(rank, store, *, deadline, what):
     with connected(rank, store, (1, 1, 3), deadline=deadline) as transport:
         drive(CapacityVote([1]), transport)
         if rank == 1:
-            store.set("waits", str(os.getpid()))
+            store.set("process", str(os.getpid()))
             threading.Timer(0.1 * deadline, strike, (what, deadline)).start()
         if rank == 2:
-            await_gone(int(store.get("waits")))
+            await_gone(int(store.get("process")))
         try:
             drive(CapacityVote([2]), transport)
             drive(CapacityVote([3]), transport)

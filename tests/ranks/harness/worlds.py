@@ -30,8 +30,8 @@ SHAPES = ((2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 1), (2, 1, 2), (1, 2, 2), (2, 
 
 def context():
     """Processes that are forked from one that has torch imported."""
-    paths = [HERE, *filter(None, [os.environ.get("PYTHONPATH")])]
-    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    paths = [HERE, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, paths)))
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     made = multiprocessing.get_context("forkserver")
     made.set_forkserver_preload(["harness.preload"])

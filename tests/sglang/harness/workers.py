@@ -23,8 +23,8 @@ HERE = str(Path(__file__).parents[1])
 
 def context():
     """Processes that are forked from one that has the engine imported."""
-    paths = [HERE, *filter(None, [os.environ.get("PYTHONPATH")])]
-    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    paths = [HERE, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, paths)))
     made = multiprocessing.get_context("forkserver")
     made.set_forkserver_preload(["harness.preload"])
     return made
