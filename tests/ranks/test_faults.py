@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from harness import programs, worlds
 
-# Half of it is what a rank may be silent for: so long may a loaded machine leave one aside. What a rank
-# blames another for takes as long, once or twice.
+# A rank that was not heard for half of it counts as silent: a loaded machine may leave a process aside for a
+# second or two.
 DEADLINE = 8.0
 SHAPES = [pytest.param(shape, id="pp{}-cp{}-tp{}".format(*shape)) for shape in worlds.SHAPES]
 

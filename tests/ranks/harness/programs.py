@@ -214,7 +214,7 @@ def missing_at_the_start(rank, store, *, whom, deadline):
         return None
     before = held()
     try:
-        TorchTransport(Topology(tp=3), rank, store, deadline=60, meeting=deadline, host=HOST)
+        TorchTransport(Topology(tp=3), rank, store, deadline=9, meeting=deadline, host=HOST)
     except RankStalledError as error:
         assert_held(before)
         return named(error)
