@@ -34,7 +34,7 @@ def test_i25_survivors_name_the_rank_that_did_not_come(shape):
     last = pp * cp * tp - 1
     whom = (0, last // 2, last) if last > 1 else (0, last)
     cases = [(what, one) for one in whom for what in ("kill", "stop", "sleep")]
-    with ThreadPoolExecutor(4) as pool:
+    with ThreadPoolExecutor(5) as pool:
         told = list(pool.map(lambda case: strike(shape, *case), cases))
     for (what, whom), answers in zip(cases, told, strict=True):
         assert len(answers) == last, (what, whom, answers)
