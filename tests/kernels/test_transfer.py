@@ -41,7 +41,7 @@ def run(driver, tmp_path):
             environment["FAKE_LATE"] = "1"
         command = (sys.executable, str(HERE / "transfer_cases.py"), *case)
         done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=110, env=environment
+            command, capture_output=True, text=True, check=False, timeout=280, env=environment
         )
         assert (done.returncode, done.stdout) == (0, "done\n"), done.stdout + done.stderr
 

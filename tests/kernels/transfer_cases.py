@@ -341,15 +341,15 @@ def layerwise(way):
     """Store to host pool to device rows, each layer exact when it is ready; and back."""
     for layout in LAYOUTS:
         for ring in (False, True):
-            with tempfile.TemporaryDirectory() as root:
-                layerwise_case(root, way, layout, ring)
+            with tempfile.TemporaryDirectory() as root, Store.open(root, capacity="64MiB") as store:
+                layerwise_case(store, way, layout, ring)
 
 
-def layerwise_case(root, way, layout, ring):
+def layerwise_case(store, way, layout, ring):
     pages, sides = 5, Sides("kv", layout, slots=2 if ring else 5, way=way)
     tile = Tile((0, LAYERS), (0, HEADS), (0, 1, TOKENS))
     namespace = Namespace("org/tiny", revision="r1", page_size=TOKENS)
-    view = Store.open(root, capacity="64MiB").view(namespace, make_pool("kv"), tile=tile, layout=layout)
+    view = store.view(namespace, make_pool("kv"), tile=tile, layout=layout)
     keys = page_keys(range(pages * TOKENS), TOKENS)
     truth = np.random.default_rng(3).integers(0, 256, pages * view.page_bytes["kv"], np.uint8)
     assert view.backup(keys, truth, range(pages)).count("stored") == pages

@@ -34,7 +34,7 @@ def run(stub, tmp_path):
             check=False,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=110,
             env={"LD_LIBRARY_PATH": str(stub), "STUB_LOG": str(log), "PYTHONPATH": ":".join(sys.path)}
             | {name: str(value) for name, value in environment.items()},
         )

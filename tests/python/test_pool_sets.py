@@ -80,7 +80,7 @@ def test_a_set_refuses_rather_than_be_its_target_alone():
 def test_where_pools_stand_and_why_is_left_for_the_tools(tmp_path):
     def left():
         command = [sys.executable, "-m", "hicache_store", "stat", tmp_path, "--json"]
-        ran = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+        ran = subprocess.run(command, check=True, capture_output=True, text=True, timeout=110)
         (process,) = json.loads(ran.stdout)["processes"]["list"]
         assert process["free_space_floor_bytes"] == 1 << 20
         return [(pool["name"], pool["place"], pool["reason"]) for pool in process["pools"]]

@@ -20,7 +20,7 @@ CAPACITY = 16 << 20
 CHAINS = 48
 
 # Stores chain after chain, says what is then found of each and what it counted, lives until its input ends.
-# It looks with a store that makes no room ahead, so that what it found stays.
+# Half of the root is free by then: nobody makes room ahead any more, and what it found stays.
 WRITER = """
 import json, sys
 from backup_worker import *
@@ -29,6 +29,7 @@ view = open_view(store)
 for number in range(1, int(sys.argv[2])):
     report = view.backup(chain_keys(number), chain_bytes(number), range(PAGES), depth=0)
     assert report.count("stored") == PAGES, report.reason
+store.prune(int(sys.argv[3]))
 store.close()
 view = open_view(Store.open(sys.argv[1], read_only=True))
 found = [view.match(chain_keys(number)).pages for number in range(int(sys.argv[2]))]
@@ -71,15 +72,18 @@ def test_what_one_process_evicts_another_misses_at_once(tmp_path: Path) -> None:
     store = Store.open(tmp_path, capacity=CAPACITY)
     view = open_view(store)
     assert backup(view, 0) == ["stored"] * PAGES
-    command = [sys.executable, "-c", WRITER, str(tmp_path), str(CHAINS)]
+    command = [sys.executable, "-c", WRITER, str(tmp_path), str(CHAINS), str(CAPACITY // 2)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=HERE
     ) as writer:
         assert writer.stdout is not None
         found, stats = json.loads(writer.stdout.readline())
-        assert sum(found) < CHAINS * PAGES
+        assert 0 < sum(found) < CHAINS * PAGES
         assert found[-1] == PAGES
-        assert stats["counters"]["evicted_objects"] >= CHAINS * PAGES - sum(found)
+        # While the root was nearly full, this process may have made room ahead too.
+        evicted = [stats["counters"]["evicted_objects"], counter(store, "evicted_objects")]
+        assert evicted[0] > 0
+        assert sum(evicted) == CHAINS * PAGES - sum(found)
         assert stats["used_bytes"] <= stats["capacity_bytes"] == CAPACITY
         assert [view.match(chain_keys(number)).pages for number in range(CHAINS)] == found
         assert [restored(view, number) for number in range(CHAINS)] == found
@@ -136,7 +140,9 @@ def test_pages_expire_for_all_processes(tmp_path: Path) -> None:
     view = open_view(other)
     assert backup(view, 0) == ["stored"] * PAGES
     wait_until(lambda: view.match(chain_keys(0)).pages == 0, "pages never expired")
-    assert (counter(brief, "expired_objects"), counter(other, "expired_objects")) == (PAGES, 0)
+    # They are counted once their blocks are given back, a moment after everybody was told.
+    wait_until(lambda: counter(brief, "expired_objects") == PAGES, "not all that expired were counted")
+    assert counter(other, "expired_objects") == 0
     assert backup(view, 0) == ["stored"] * PAGES
 
 

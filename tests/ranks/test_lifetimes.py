@@ -59,7 +59,7 @@ def test_groups_of_the_engine_are_used_and_stay_the_engines():
 
 
 def test_i25_a_rank_that_sleeps_is_named_over_groups_of_the_engine_too():
-    given = {"shape": (2, 1, 2), "deadline": 1.5, "sleeps": 1}
+    given = {"shape": (2, 1, 2), "deadline": 4.0, "sleeps": 1}
     world = worlds.run(lifetimes.engine_groups, 4, dead=(1,), **given)
     answers = {rank: answer.value for rank, answer in world.answers.items() if rank != 1}
     assert [answers[rank][1] for rank in (0, 2, 3)] == [("RankStalledError", 1)] * 3

@@ -81,6 +81,8 @@ def main():
     arguments = parser.parse_args()
     end = time.monotonic() + arguments.seconds
     results = {"format": 1, "image": str(arguments.image), "command": sys.argv}
+    asked = [name for name in STAGES if not arguments.only or name in arguments.only]
+    results |= {name: {"result": "out of time", "why": "did not begin"} for name in asked}
     end_when_stuck(arguments, results)
     # Else streams may share a queue of the device, and one waits for the other without an edge.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
@@ -111,15 +113,13 @@ def main():
         "interference": lambda found: rates.interference(found, driver, mover, small),
         "registration": lambda found: rates.registration(found, driver, small),
     }
-    for name, limit in STAGES.items():
-        if arguments.only and name not in arguments.only:
-            continue
+    for name in asked:
         left = end - time.monotonic()
         if left < 1:
             results[name] = {"result": "out of time", "why": "no time left to begin"}
         else:
             results[name] = {"result": "out of time", "why": "the device does not answer"}
-            results[name] = run_stage(name, bodies[name], min(limit, left))
+            results[name] = run_stage(name, bodies[name], min(STAGES[name], left))
         write(arguments.out, results)
     print(f"written: {arguments.out}")
     return status(results)

@@ -252,7 +252,7 @@ def run(found, driver, mover, small):
     found["delay"] = {"bytes": delay.size, "copies": delay.copies}
     wrong, unseen = [], []
     scenes = {
-        "prefix": (Prefix, PREFIX, 12, 3, False),
+        "prefix": (Prefix, PREFIX, 12, 10 if small else 3, False),
         "D18": (Step, STEP, 50 if small else ROUNDS, 10, True),
     }
     for name, (kind, edges, rounds, seconds, short) in scenes.items():

@@ -176,15 +176,14 @@ def after_a_step(device, way):
 def layer_by_layer(device, layout, way):
     """Store to host slots to device rows, with a slot for each page and with fewer; and back."""
     for slots in (5, 2):
-        with tempfile.TemporaryDirectory() as root:
-            through_the_store(device, root, layout, way, slots)
+        with tempfile.TemporaryDirectory() as root, device.store.Store.open(root, capacity="64MiB") as opened:
+            through_the_store(device, opened, layout, way, slots)
 
 
-def through_the_store(device, root, layout, way, slots):
+def through_the_store(device, opened, layout, way, slots):
     driver, cases, store, (copies, reader, step) = device.driver, device.cases, device.store, device.streams
     sides, pages = Sides(device, "kv", layout, way, slots=slots), 5
     namespace = store.Namespace("org/tiny", revision="r1", page_size=cases.TOKENS)
-    opened = store.Store.open(root, capacity="64MiB")
     view = opened.view(namespace, sides.pool, tile=sides.tile, layout=layout)
     keys = [store.page_keys(range(at, at + pages * cases.TOKENS), cases.TOKENS) for at in (0, 1000)]
     truth = np.random.default_rng(3).integers(0, 256, pages * view.page_bytes["kv"], np.uint8)

@@ -43,6 +43,14 @@ def held() -> tuple[int, list[str]]:
     return len(list(Path("/proc/self/task").iterdir())), sorted(descriptors)
 
 
+def assert_held(before) -> None:
+    """Holds that nothing is left but what was held before."""
+    until = time.monotonic() + 20
+    while held() != before and time.monotonic() < until:
+        time.sleep(0.01)  # the system takes a moment to forget a thread that has ended
+    assert held() == before, (before, held())
+
+
 @contextlib.contextmanager
 def connected(rank, store, shape, *, deadline=20.0, lanes=("scheduler",), epoch=0):
     """A transport, given back at the end; what then is left of it fails the test."""
@@ -54,11 +62,7 @@ def connected(rank, store, shape, *, deadline=20.0, lanes=("scheduler",), epoch=
         yield transport
     finally:
         transport.close()
-        for _ in range(200):  # the system takes a moment to forget a thread that has ended
-            if held() == before:
-                break
-            time.sleep(0.01)
-        assert held() == before, (before, held())
+        assert_held(before)
 
 
 # -- agreement -------------------------------------------------------------------------------------
@@ -212,7 +216,7 @@ def missing_at_the_start(rank, store, *, whom, deadline):
     try:
         TorchTransport(Topology(tp=3), rank, store, deadline=9, meeting=deadline, host=HOST)
     except RankStalledError as error:
-        assert held() == before, (before, held())
+        assert_held(before)
         return named(error)
     return None
 
@@ -223,13 +227,9 @@ def gone_while_groups_are_made(rank, store, *, what, whom, deadline):
     if rank == whom:
         TorchTransport._make = lambda *_: strike(what, deadline)
     try:
-        TorchTransport(Topology(tp=3), rank, store, deadline=deadline, meeting=5.0, host=HOST)
+        TorchTransport(Topology(tp=3), rank, store, deadline=deadline, meeting=2 * deadline, host=HOST)
     except RankStalledError as error:
-        for _ in range(200):
-            if held() == before:
-                break
-            time.sleep(0.01)
-        assert held() == before, (before, held())
+        assert_held(before)
         return named(error)
     return None
 
@@ -274,15 +274,23 @@ def dies_while_it_waits(rank, store, *, deadline, what):
     with connected(rank, store, (1, 1, 3), deadline=deadline) as transport:
         drive(CapacityVote([1]), transport)
         if rank == 1:
-            threading.Timer(0.3 * deadline, strike, (what, deadline)).start()
+            store.set("process", str(os.getpid()))
+            threading.Timer(0.1 * deadline, strike, (what, deadline)).start()
         if rank == 2:
-            time.sleep(0.6 * deadline)
+            await_gone(int(store.get("process")))
         try:
             drive(CapacityVote([2]), transport)
             drive(CapacityVote([3]), transport)
         except RankError as error:
             return named(error)
     return None
+
+
+def await_gone(process) -> None:
+    """Waits until a process is stopped or has ended."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        while Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "TZX":
+            time.sleep(0.01)
 
 
 # -- audit -----------------------------------------------------------------------------------------
@@ -295,10 +303,11 @@ def recorded_and_killed(rank, store, *, folder):
         audit.record("called", "match", [number])
     if rank:
         path = Path(folder, "rank-1.audit")
-        size = -1
-        while size < 200 or size != path.stat().st_size:
-            size = path.stat().st_size
-            time.sleep(0.2)
+        size, since = -1, time.monotonic()
+        while size < 200 or time.monotonic() - since < 3:  # no more comes for many times the interval
+            if size != path.stat().st_size:
+                size, since = path.stat().st_size, time.monotonic()
+            time.sleep(0.02)
         store.set("written", "")
         strike("kill", 0)
     store.wait(["written"])
@@ -308,11 +317,11 @@ def recorded_and_killed(rank, store, *, folder):
 def watched_live(rank, store, *, what):
     """Records that are equal, differ at record 40 on rank 2, or end on rank 1; what the audit says."""
     ranks = 4 if what == "differ" else 3
-    with connected(rank, store, (1, 1, ranks), deadline=2.0, lanes=("audit",)) as transport:
-        audit = RankAudit(Topology(tp=ranks), rank, transport=transport, interval=0.05, deadline=1.5)
+    with connected(rank, store, (1, 1, ranks), deadline=6.0, lanes=("audit",)) as transport:
+        audit = RankAudit(Topology(tp=ranks), rank, transport=transport, interval=0.05, deadline=5.0)
         began = time.monotonic()
         number = 0
-        while audit.verdict is None and time.monotonic() - began < 20:
+        while audit.verdict is None and time.monotonic() - began < 60:
             if number < 40 or what in ("differ", "kill", "stop") or (what == "silent" and rank != 1):
                 field = number + 1 if what == "differ" and rank == 2 and number >= 40 else number
                 audit.record("state", "unlock", [field])

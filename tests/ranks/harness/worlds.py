@@ -30,8 +30,8 @@ SHAPES = ((2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 1), (2, 1, 2), (1, 2, 2), (2, 
 
 def context():
     """Processes that are forked from one that has torch imported."""
-    paths = [HERE, *filter(None, [os.environ.get("PYTHONPATH")])]
-    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    paths = [HERE, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, paths)))
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     made = multiprocessing.get_context("forkserver")
     made.set_forkserver_preload(["harness.preload"])
@@ -79,7 +79,7 @@ def _entry(
     function: Callable, rank: int, port: int, pipe: multiprocessing.connection.Connection, given: Mapping
 ) -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=datetime.timedelta(seconds=30))
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=datetime.timedelta(seconds=120))
     try:
         answer = Answer(value=function(rank, store, **given))
     except BaseException:
@@ -88,11 +88,13 @@ def _entry(
     pipe.close()
 
 
-def run(function: Callable, ranks: int, *, limit: float = 40.0, dead: tuple[int, ...] = (), **given) -> World:
+def run(
+    function: Callable, ranks: int, *, limit: float = 150.0, dead: tuple[int, ...] = (), **given
+) -> World:
     """Calls `function(rank, store, **given)` on every rank; those in `dead` do not come back."""
     _imported()
     store = dist.TCPStore(
-        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=datetime.timedelta(seconds=30)
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=datetime.timedelta(seconds=120)
     )
     made, pipes = context(), {}
     processes = []

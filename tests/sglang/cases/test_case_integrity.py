@@ -201,7 +201,7 @@ def test_case_d14_many_processes_with_one_rank_number(tmp_path):
     for first in (0, 5):
         with concurrent.futures.ProcessPoolExecutor(processes, mp_context=workers.context()) as pool:
             done = [pool.submit(everyone, str(tmp_path), number, first, 5) for number in range(processes)]
-            assert [one.result(60) for one in done] == [5] * processes
+            assert [one.result(120) for one in done] == [5] * processes
     assert workers.run(check_all, str(tmp_path), processes, 10) == processes * 10 * 20
 
 

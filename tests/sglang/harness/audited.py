@@ -41,7 +41,7 @@ def play(deployment, number: int, meeting: str, environment: Mapping, plant: str
         try:
             _run(rank, number, plant)
             if audit is not None and os.environ.get(rank_audit.LIVE):
-                until = time.monotonic() + 20
+                until = time.monotonic() + 60
                 while plant != "nothing" and audit.verdict is None and time.monotonic() < until:
                     time.sleep(0.02)
         finally:
@@ -77,7 +77,7 @@ def _run(rank, number: int, plant: str) -> None:
 
 
 def run(
-    deployment, meeting: Path, environment: Mapping, plant: str, timeout: float = 90.0
+    deployment, meeting: Path, environment: Mapping, plant: str, timeout: float = 240.0
 ) -> list[str | None]:
     """Runs all ranks; what the audit of each says."""
     world = deployment.tp * deployment.pp

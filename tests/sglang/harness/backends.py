@@ -26,8 +26,12 @@ MODEL = "org/tiny"
 
 
 def options(root: Path, **changes) -> dict:
-    """Options of ours for small tests, with those of the engine that say how to call us."""
-    return {"path": str(root), "capacity": "64MiB", "revision": "r1", "interface_v1": True} | changes
+    """Options of ours for small tests, with those of the engine that say how to call us.
+
+    The deadline is the longest there is: what a loaded machine is late with is no fault.
+    """
+    given = {"path": str(root), "capacity": "64MiB", "revision": "r1", "interface_v1": True, "deadline": 9.0}
+    return given | changes
 
 
 def config(extra: Mapping | None = None, **changes) -> HiCacheStorageConfig:

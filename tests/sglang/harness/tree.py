@@ -225,7 +225,7 @@ class Rank:
         node = fixtures.match_prefix(self.tree, list(tokens)).last_device_node
         self._kit._backup_node(self.tree, node)
 
-    def to_store(self, tokens: Sequence[int], timeout: float = 20.0) -> None:
+    def to_store(self, tokens: Sequence[int], timeout: float = 60.0) -> None:
         """Writes a sequence, backed up before, to the store, and waits for it."""
         node = fixtures.match_prefix(self.tree, list(tokens)).last_host_node
         self._kit._write_path_to_l3(self.tree, node)
@@ -251,7 +251,7 @@ class Rank:
         )
         return handle
 
-    def prefetch(self, tokens: Sequence[int], timeout: float = 20.0) -> int:
+    def prefetch(self, tokens: Sequence[int], timeout: float = 60.0) -> int:
         """Looks a request up in the store and reads what is there; tokens that came to the host."""
         handle = self.ask(tokens)
         self._kit._run_prefetch_to_completion(self.tree, handle, timeout=timeout)
@@ -279,7 +279,7 @@ class Rank:
             for rows in pools.buffers(entry.host_pool):
                 rows.view(torch.uint8).fill_(0xA5)
 
-    def pump(self, until: Callable[[], bool], timeout: float = 20.0) -> None:
+    def pump(self, until: Callable[[], bool], timeout: float = 60.0) -> None:
         """Polls events like a scheduler loop until something holds."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:

@@ -23,8 +23,8 @@ HERE = str(Path(__file__).parents[1])
 
 def context():
     """Processes that are forked from one that has the engine imported."""
-    paths = [HERE, *filter(None, [os.environ.get("PYTHONPATH")])]
-    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    paths = [HERE, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, paths)))
     made = multiprocessing.get_context("forkserver")
     made.set_forkserver_preload(["harness.preload"])
     return made
@@ -36,7 +36,7 @@ def warm() -> None:
     multiprocessing.forkserver.ensure_running()
 
 
-def run(function: Callable, *args, timeout: float = 90.0, **named):
+def run(function: Callable, *args, timeout: float = 240.0, **named):
     """Calls a function of a module in a fresh process; its answer, or its error."""
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=context()) as pool:
         return pool.submit(function, *args, **named).result(timeout)
@@ -174,7 +174,9 @@ def play(deployment: Deployment, number: int, meeting: str, steps: Sequence[Step
     return answers
 
 
-def deploy(deployment: Deployment, steps: Sequence[Step], meeting: Path, timeout: float = 90.0) -> list[list]:
+def deploy(
+    deployment: Deployment, steps: Sequence[Step], meeting: Path, timeout: float = 240.0
+) -> list[list]:
     """Runs all ranks of a deployment; the answers of each."""
     world = deployment.tp * deployment.pp
     meeting.unlink(missing_ok=True)

@@ -58,7 +58,7 @@ def test_example_of_section_12_with_pp_sync_off_the_first_difference_is_a_lock_r
 
 
 def test_live_a_planted_eviction_is_named_on_both_ranks(run):
-    answers = run("evicts more", {rank_audit.LIVE: "5"}, tp=2)
+    answers = run("evicts more", {rank_audit.LIVE: "30"}, tp=2)
     assert answers[0] == answers[1]
     assert "rank 0: step 4 called evict(4, 0, 0); rank 1: step 4 called evict(8, 0, 0)" in answers[0]
 

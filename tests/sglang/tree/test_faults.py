@@ -95,8 +95,9 @@ def test_timeout_policy_gives_up_and_loses_nothing(rank, injector):
 @pytest.mark.parametrize("policy", ["best_effort", "wait_complete", "timeout"])
 def test_every_prefetch_policy(rank, policy):
     tokens = sequence(6)
-    held = rank(policy=policy).store(tokens, seed=1)
-    other = rank(policy=policy)
+    patient = {"prefetch_timeout_base": 60.0}
+    held = rank(policy=policy, options=patient).store(tokens, seed=1)
+    other = rank(policy=policy, options=patient)
     handle = other.ask(tokens)
     if policy == "best_effort":  # ends at the first look, whatever has come by then
         other.pump(lambda: other.tree.check_prefetch_progress(handle))

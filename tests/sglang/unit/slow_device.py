@@ -1,6 +1,8 @@
 """Restores six pages while the file layer holds one read, and says what was in the host pool when. A program.
 
-LD_PRELOAD=slow_read.so SLOW_READ_CONTROL=CONTROL python slow_device.py ROOT CONTROL always|never|auto
+LD_PRELOAD=slow_read.so SLOW_READ_CONTROL=CONTROL python slow_device.py ROOT CONTROL always|never|auto SECONDS
+
+A call has a deadline of so many seconds.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ def opened(root, pool, **extra):
 
 
 def main() -> None:
-    root, control, bounce = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+    root, control, bounce, deadline = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], float(sys.argv[4])
     held, go = Path(f"{control}.held"), Path(f"{control}.go")
     keys = backends.keys(6)
     source = pools.fill(pools.build("mha", "page_first"), 1)
@@ -38,11 +40,13 @@ def main() -> None:
     writer.close()
 
     before = pools.pages_of(target, TO)
-    reader = opened(root, target, deadline=2.0 if bounce == "auto" else 0.5, bounce=bounce)
+    reader = opened(root, target, deadline=deadline, bounce=bounce)
+
+    returned = threading.Event()
 
     def hold_for(seconds):
         def let_go():
-            while not held.exists():
+            while not held.exists() and not returned.is_set():
                 time.sleep(0.01)
             time.sleep(seconds)
             go.touch()
@@ -52,13 +56,15 @@ def main() -> None:
         thread.start()
         return thread
 
+    came = None
     if bounce == "never":
         # The read goes to the host pool itself: the call cannot end before it.
-        hold_for(1.5)
+        hold_for(3 * deadline)
     elif bounce == "auto":
         # A device that takes more than a quarter of the deadline for a read, and no more than that.
-        slow = hold_for(0.8)
-        assert reader.batch_get_v1(keys, pools.indices(target, FROM)) == [True] * 6
+        slow = hold_for(0.4 * deadline)
+        came = reader.batch_get_v1(keys, pools.indices(target, FROM))
+        returned.set()  # perhaps before it came to read
         slow.join()
         go.unlink()
         control.touch()
@@ -73,6 +79,7 @@ def main() -> None:
     print(
         json.dumps(
             {
+                "came_late": came,
                 "answer": answer,
                 "was_held": was_held,
                 "untouched": at_return == before,

@@ -125,7 +125,7 @@ def test_stat_says_what_was_placed_and_what_was_got(asked, made, rank, put, keys
     serving = rank(written)
     assert put(serving, PoolName.KV, written, keys, slots)
     command = [sys.executable, "-m", "hicache_store", "stat", tmp_path / "root", "--json"]
-    ran = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    ran = subprocess.run(command, check=True, capture_output=True, text=True, timeout=240)
     (process,) = json.loads(ran.stdout)["processes"]["list"]
     (*_, last) = process["pools"]
     (tensor,) = tensors(written)

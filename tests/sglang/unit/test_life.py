@@ -145,10 +145,19 @@ def test_calls_of_all_threads_at_once(rank, keys):
     time.sleep(1.5)
     stop.set()
     for thread in threads:
-        thread.join(timeout=30)
+        thread.join(timeout=60)
     assert not wrong
     assert len(done) == 4
     assert not [name for name in backend.stats()["counters"] if name.startswith("faults")]
+
+
+def await_more(answers, so_far):
+    """Waits until some more calls have ended, of whichever thread."""
+    until = time.monotonic() + 60
+    while len(answers) < so_far + 30:
+        assert time.monotonic() < until, "calls have come to a stop"
+        time.sleep(0.005)
+    return len(answers)
 
 
 def test_close_while_calls_run(rank, keys):
@@ -172,14 +181,13 @@ def test_close_while_calls_run(rank, keys):
         for thread in threads:
             thread.start()
         started.wait()
-        time.sleep(0.05)
+        so_far = await_more(answers, 0)
         backend.close()
-        time.sleep(0.05)
+        await_more(answers, so_far)
         stop.set()
         for thread in threads:
-            thread.join(timeout=30)
+            thread.join(timeout=60)
             assert not thread.is_alive()
-        assert answers
         assert {tuple(answer) for answer in answers} <= {(True,) * 3, (False,) * 3}
         assert backend.batch_exists(backends.keys(3)) == 0
         faults = {name for name in backend.stats()["counters"] if name.startswith("faults")}

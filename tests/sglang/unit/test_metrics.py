@@ -100,10 +100,17 @@ def free_port():
 
 
 def test_a_port_for_each_rank(rank, pool, keys, slots):
-    port = free_port()
-    backend = rank(pool, extra={"metrics": {"port": port - 1}}, dp_rank=1)
+    for tries_left in reversed(range(5)):
+        port = free_port()
+        try:
+            backend = rank(pool, extra={"metrics": {"port": port - 1}}, dp_rank=1)
+        except ConfigError:  # another process was given the port meanwhile
+            if not tries_left:
+                raise
+        else:
+            break
     use(backend, pool, keys, slots)
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         check(answer.read().decode(), "tp0-pp0-cp0-dp1")
     backend.close()
 

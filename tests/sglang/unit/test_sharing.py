@@ -167,7 +167,7 @@ def test_stat_says_which_pools_are_not_shared_or_not_stored(rank, put, keys, slo
     serving = rank(pool, sidecars, extra=FACTS | {"total_layers": None}, pp_rank=0, pp_size=2)
     assert put(serving, KV, pool, keys, slots)
     command = [sys.executable, "-m", "hicache_store", "stat", tmp_path / "root", "--json"]
-    ran = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    ran = subprocess.run(command, check=True, capture_output=True, text=True, timeout=240)
     (process,) = json.loads(ran.stdout)["processes"]["list"]
     told = serving.stats()
     # Behind them stands what other tests of this process had placed.
