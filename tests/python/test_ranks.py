@@ -367,6 +367,33 @@ def test_whom_a_rank_blames_in_one_lane_is_to_blame_in_all(heartbeats):
     assert waiting.culprit("scheduler", [2], certain=True) == 0
 
 
+def test_silent_is_who_says_nothing_to_one_that_listens():
+    beats = [Heartbeat(rank, range(2), interval=0.02, silent_after=2, host="127.0.0.1") for rank in range(2)]
+    deaf, hears = threading.Event(), threading.Event()
+    try:
+        for beat in beats:
+            beat.start({rank: other.address for rank, other in enumerate(beats)}, "run")
+        for beat in beats:
+            beat.wait_for_all(60)
+        beats[0]._listen = lambda: (
+            deaf.set() or hears.wait()
+        )  # as on a machine that has no time for its thread
+        assert deaf.wait(60)
+        time.sleep(3)
+        assert beats[0].culprit("audit", [1], certain=True) is None
+        del beats[0]._listen
+        hears.set()
+        beats[1]._tell = lambda **_: None
+        until = time.monotonic() + 60
+        while beats[0].culprit("audit", [1], certain=True) is None and time.monotonic() < until:
+            time.sleep(0.02)
+        assert beats[0].culprit("audit", [1], certain=True) == 1
+    finally:
+        hears.set()
+        for beat in beats:
+            beat.stop()
+
+
 def test_datagrams_that_are_no_heartbeats_of_this_run_are_not_heard(heartbeats):
     beat = {"token": "other", "rank": 1, "number": 10**9, "progress": {}, "missing": {}, "blames": 2}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as foreign:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from harness import lifetimes, worlds
+from harness import lifetimes, programs, worlds
 
 SHAPES = [pytest.param(shape, id="pp{}-cp{}-tp{}".format(*shape)) for shape in worlds.SHAPES]
 SEED, REQUESTS = 5, 12
@@ -50,6 +50,11 @@ def test_i22_a_request_commits_or_fails_on_all_ranks_in_the_same_tick(shape):
         fails = min((tick for _, tick in courses if tick is not None), default=99)
         expected = ("fail", fails, []) if fails <= ready else ("commit", ready, [])
         assert [answer[request] for answer in answers] == [expected] * ranks, request
+
+
+def test_what_a_stage_said_last_reaches_one_that_is_behind():
+    world = worlds.run(programs.late_at_the_end, 2, shape=(2, 1, 1), deadline=10.0)
+    assert world.values() == [[7], [7]]
 
 
 def test_groups_of_the_engine_are_used_and_stay_the_engines():

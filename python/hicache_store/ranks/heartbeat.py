@@ -58,6 +58,7 @@ class Heartbeat:
         self._blamed: int | None = None
         self._beats: dict[int, dict[str, Any]] = {}
         self._heard: dict[int, float] = {}
+        self._listened = 0.0
         self._sent = 0
         self._ends = False
         self._thread: threading.Thread | None = None
@@ -119,7 +120,6 @@ class Heartbeat:
             certain: Only a rank that is silent, or that another rank that has failed found to blame. Before
                 the deadline has passed, one that works is no culprit.
         """
-        now = time.monotonic()
         watch = Watch()
         blamed, silent = set(), set()
         with self._lock:
@@ -132,7 +132,9 @@ class Heartbeat:
                 told = [failed] if failed is not None else _members(beat.get("missing", {}).get(lane, "0"))
                 watch.beat(rank, beat.get("progress", {}).get(lane, 0), told)
                 is_last = failed is not None or beat.get("left", False)
-                if not is_last and now - self._heard.get(rank, now) > self._silent_after:
+                # What came since this rank last listened is not known: the silence may be its own.
+                silence = self._listened - self._heard.get(rank, self._listened)
+                if not is_last and silence > self._silent_after:
                     watch.silence(rank)
                     silent.add(rank)
                 if beat.get("left", False) and failed is None:
@@ -159,6 +161,8 @@ class Heartbeat:
                 next_beat = now + self._interval
             if poll.poll(1000 * max(0.0, next_beat - now)):
                 self._listen()
+            with self._lock:
+                self._listened = time.monotonic()
 
     def _tell(self, left: bool = False) -> None:
         with self._lock:

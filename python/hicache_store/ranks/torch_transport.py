@@ -10,6 +10,7 @@ This file is the only one of the package, outside `hicache_store.sglang`, that i
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
@@ -188,9 +189,11 @@ class TorchTransport:
     def close(self) -> None:
         """Gives back groups of its own, the heartbeat's thread and its socket. Closing twice is fine.
 
-        A reduction that was begun and never collected holds it up for one deadline at most.
+        A reduction that was begun and never collected, or a message that its receiver does not come for, holds
+        it up for one deadline at most.
         """
         self._is_closed = True
+        self._deliver()
         self._heartbeat.stop()
         self._started.clear()
         for name in self._owned:
@@ -198,6 +201,14 @@ class TorchTransport:
         self._owned.clear()
         self._groups.clear()
         self._sent.clear()
+
+    def _deliver(self) -> None:
+        """Waits for what was sent last: a peer that is behind has not asked for it yet."""
+        due = time.monotonic() + self._deadline
+        for works, _ in self._sent.values() if self._failed is None else ():
+            for work in works:
+                with contextlib.suppress(RuntimeError):
+                    work.wait(timedelta(seconds=max(0.001, due - time.monotonic())))
 
     # -- asks ------------------------------------------------------------------------------------
 

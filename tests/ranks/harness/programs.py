@@ -208,6 +208,19 @@ def resumed(rank, store, *, shape, deadline, whom):
     return blamed, consumed
 
 
+def late_at_the_end(rank, store, *, shape, deadline):
+    """One step, to which the last stage comes when the first one is closing; what each consumed."""
+    topology = topology_of(shape)
+    log, consumed = AckLog("write"), []
+    sync = PpSync(topology, rank, [log])
+    with connected(rank, store, shape, deadline=deadline) as transport:
+        if rank == topology.ranks - 1:
+            time.sleep(1)
+        log.append_finished(7)
+        drive(sync, transport, lambda entry: consumed.append(entry.ack.operation))
+    return consumed
+
+
 def missing_at_the_start(rank, store, *, whom, deadline):
     """One rank does not come at all."""
     if rank == whom:
