@@ -189,8 +189,8 @@ class TorchTransport:
     def close(self) -> None:
         """Gives back groups of its own, the heartbeat's thread and its socket. Closing twice is fine.
 
-        A reduction that was begun and never collected, or a message that its receiver does not come for, holds
-        it up for one deadline at most.
+        A reduction that was begun and never collected, or a message that its receiver does not come for,
+        holds it up for one deadline at most.
         """
         self._is_closed = True
         self._deliver()
