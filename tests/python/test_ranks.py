@@ -375,9 +375,8 @@ def test_silent_is_who_says_nothing_to_one_that_listens():
             beat.start({rank: other.address for rank, other in enumerate(beats)}, "run")
         for beat in beats:
             beat.wait_for_all(60)
-        beats[0]._listen = lambda: (
-            deaf.set() or hears.wait()
-        )  # as on a machine that has no time for its thread
+        # As on a machine that has no time for its thread.
+        beats[0]._listen = lambda: deaf.set() or hears.wait()
         assert deaf.wait(60)
         time.sleep(3)
         assert beats[0].culprit("audit", [1], certain=True) is None
