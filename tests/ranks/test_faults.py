@@ -13,7 +13,7 @@ from harness import programs, worlds
 
 # A rank that was not heard for half of it counts as silent: a loaded machine may leave a process aside for a
 # second or two.
-DEADLINE = 8.0
+DEADLINE = 6.0
 SHAPES = [pytest.param(shape, id="pp{}-cp{}-tp{}".format(*shape)) for shape in worlds.SHAPES]
 
 
