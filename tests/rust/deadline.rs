@@ -24,7 +24,7 @@ use crate::support::{
 use BackupOutcome::Stored;
 use RestoreOutcome::{Late, Restored};
 
-/// One read or write at a time moves one page of this size.
+/// Size of a page: one write moves four of them, one read as many, or fewer where there are threads without one.
 const PAGE: usize = 256 << 10;
 
 /// Long enough for what is not held to be done, on a busy machine.
@@ -214,7 +214,7 @@ fn a_restore_into_the_callers_memory_returns_when_its_reads_have_ended() {
     let deadline = clock.now() + HOUR;
     let report = std::thread::scope(|scope| {
         let call = scope.spawn(|| restore_by(&view, &keys, &target, deadline, Bounce::Never));
-        // Both threads hang in a read.
+        // Both threads hang in a read, of two pages each.
         held.wait_for(2);
         clock.advance(2 * HOUR);
         std::thread::sleep(Duration::from_millis(20));
@@ -223,7 +223,7 @@ fn a_restore_into_the_callers_memory_returns_when_its_reads_have_ended() {
         call.join().unwrap()
     });
     let late = report.outcomes.iter().filter(|&&outcome| outcome == Late).count();
-    assert_eq!(late, 6, "what was in flight landed, and nothing was begun after the deadline: {report:?}");
+    assert_eq!(late, 4, "what was in flight landed, and nothing was begun after the deadline: {report:?}");
     assert_eq!(held.seen(), 2);
     let landed = target.bytes();
     for (page, &outcome) in report.outcomes.iter().enumerate() {
@@ -248,7 +248,7 @@ fn a_bounced_backup_leaves_a_hanging_write_behind_and_publishes_nothing_of_it() 
     let mut used = Vec::new();
     for _ in 0..2 {
         let source = Memory::of(&bytes);
-        held.arm(3, 1);
+        held.arm(1, 1);
         let report = backup_by(&view, &keys, &source, Instant::now() + SHORT, Bounce::Always);
         assert_eq!(held.held(), 1, "the call waited for the write");
         assert_eq!(report.outcomes, [BackupOutcome::Late; 8]);
@@ -286,7 +286,7 @@ fn a_backup_ends_with_the_units_that_its_deadline_meets() {
     // An eighth of the capacity is written at a time, 8 MiB or 32 pages: side by side by both threads, to a file each.
     let (keys, bytes) = (keys("units", 64), page_bytes(6, 64 * PAGE));
     let source = Memory::of(&bytes);
-    held.arm(32, 2);
+    held.arm(8, 2);
     let deadline = clock.now() + HOUR;
     let report = std::thread::scope(|scope| {
         let call = scope.spawn(|| backup_by(&view, &keys, &source, deadline, Bounce::Never));
@@ -297,7 +297,7 @@ fn a_backup_ends_with_the_units_that_its_deadline_meets() {
         held.let_go();
         call.join().unwrap()
     });
-    assert_eq!(held.seen(), 34, "nothing is begun after the deadline");
+    assert_eq!(held.seen(), 10, "nothing is begun after the deadline");
     assert_eq!(report.leading(), 32);
     assert_eq!(report.outcomes[32..], [BackupOutcome::Late; 32]);
     let other = open(root.path());

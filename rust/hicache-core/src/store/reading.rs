@@ -16,7 +16,7 @@ use crate::format::form::Form;
 use crate::format::frame::{FrameKind, Gone, Location, Reason, encode_gone, short_key};
 use crate::key::PageKey;
 use crate::store::Inner;
-use crate::store::chunk::{cut, pieces_checksum};
+use crate::store::chunk::{chunk_bytes, cut, pieces_checksum};
 use crate::store::counters::Counter;
 use crate::store::io::{IoEngine, Panicked, Read, SegmentFile, Way, is_late, late};
 use crate::store::landing::Landing;
@@ -228,7 +228,9 @@ impl Reader<'_> {
         parts.iter().for_each(|part| part.start());
         let files = self.files(parts);
         let entries = self.read_entries(parts, keys, &files);
-        let (mut chunks, mut reads) = (chunks(parts, &entries, grouping), Vec::new());
+        let bytes = parts.iter().map(|part| part.landing.bytes).sum();
+        let chunk_bytes = chunk_bytes(bytes, self.engine.threads());
+        let (mut chunks, mut reads) = (chunks(parts, &entries, grouping, chunk_bytes), Vec::new());
         chunks.retain(|chunk| {
             let (first, last) = (chunk.parts.start, chunk.parts.end - 1);
             let (Some(file), Some(start), Some(end)) =
@@ -559,8 +561,8 @@ struct Chunk {
     blocks: Range<u32>,
 }
 
-/// Cuts the parts whose entries are known into chunks.
-fn chunks(parts: &[&Part], entries: &[OnceLock<Entry>], grouping: Grouping) -> Vec<Chunk> {
+/// Cuts the parts whose entries are known into chunks of about `chunk_bytes`.
+fn chunks(parts: &[&Part], entries: &[OnceLock<Entry>], grouping: Grouping, chunk_bytes: u64) -> Vec<Chunk> {
     let mut chunks = Vec::new();
     let mut first = 0;
     while first < parts.len() {
@@ -581,12 +583,12 @@ fn chunks(parts: &[&Part], entries: &[OnceLock<Entry>], grouping: Grouping) -> V
             let step = if is_whole { end - first } else { 1 };
             let groups = (first..end).step_by(step).map(|from| from..from + step);
             for group in groups {
-                chunks.extend(cut(form, group.len(), bytes.clone()).into_iter().map(|(pages, bytes)| {
-                    Chunk {
+                chunks.extend(cut(form, group.len(), bytes.clone(), chunk_bytes).into_iter().map(
+                    |(pages, bytes)| Chunk {
                         parts: group.start + pages.start..group.start + pages.end,
                         blocks: (bytes.start / block_bytes) as u32..bytes.end.div_ceil(block_bytes) as u32,
-                    }
-                }));
+                    },
+                ));
             }
         }
         first = end;

@@ -37,6 +37,9 @@ pub(crate) struct Chain<'a> {
     pub(crate) start: ChainStart,
 }
 
+/// Most files that one batch is written to at once: each is a segment that is kept open.
+const MOST_LANES: usize = 4;
+
 /// Units that are written side by side have at least so many raw bytes.
 const LANE_BYTES: u64 = 4 << 20;
 
@@ -191,12 +194,13 @@ impl Writer<'_> {
             self.pools.iter().zip(chain.missing).map(of_pool).sum()
         };
         let bytes: Vec<u64> = pages.clone().map(missing_bytes).collect();
-        let most = (bytes.iter().sum::<u64>() / LANE_BYTES).clamp(1, self.engine.lanes() as u64);
+        let lanes = self.engine.threads().min(MOST_LANES) as u64;
+        let most = (bytes.iter().sum::<u64>() / LANE_BYTES).clamp(1, lanes);
         let parts = cut_evenly(&bytes, most).into_iter();
         parts.map(|part| pages.start + part.start..pages.start + part.end).collect()
     }
 
-    /// Writes raw pages from where they are, each chunk right after its checksums while it is in cache.
+    /// Writes raw pages from where they are, each chunk right after its checksums.
     fn write_straight(&self, parts: &[UnitPages<'_, '_>], payloads: &mut [Payload<'_>]) -> io::Result<()> {
         struct Chunk<'c> {
             run: usize,
@@ -213,7 +217,7 @@ impl Writer<'_> {
             .collect();
         for (run, plan) in plans.iter().enumerate() {
             let form = &plan.pool.form;
-            for (pages, bytes) in cut(form, plan.pages.len(), 0..form.page_bytes) {
+            for (pages, bytes) in cut(form, plan.pages.len(), 0..form.page_bytes, CHUNK_BYTES) {
                 let mut pieces = Vec::new();
                 for page in pages.clone() {
                     let slot = plan.memory.slots[plan.pages.start + page] as u64;

@@ -8,9 +8,6 @@ use rayon::prelude::*;
 
 use super::{IoEngine, Read, ReadDone, Transfers, Write, WritePrepare};
 
-/// Most files that one batch is written to at once: each is a segment that is kept open.
-const MOST_LANES: usize = 4;
-
 /// A pool of threads that call `preadv` and `pwritev`.
 pub struct ThreadEngine {
     transfers: Arc<Transfers>,
@@ -41,8 +38,8 @@ impl IoEngine for ThreadEngine {
         });
     }
 
-    fn lanes(&self) -> usize {
-        self.workers.current_num_threads().min(MOST_LANES)
+    fn threads(&self) -> usize {
+        self.workers.current_num_threads()
     }
 
     fn write_batch(
@@ -97,7 +94,7 @@ impl IoEngine for InlineEngine {
         }
     }
 
-    fn lanes(&self) -> usize {
+    fn threads(&self) -> usize {
         1
     }
 

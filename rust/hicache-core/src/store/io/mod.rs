@@ -89,8 +89,8 @@ pub trait IoEngine: Send + Sync {
     /// Carries out all reads, in any order. Those not started by `deadline` are [`late`].
     fn read_batch(&self, reads: &[Read<'_>], deadline: Option<Instant>, done: ReadDone<'_>);
 
-    /// To how many files at once it is worth writing.
-    fn lanes(&self) -> usize;
+    /// How many transfers it carries out at once.
+    fn threads(&self) -> usize;
 
     /// Carries out all writes, in any order; the first error is returned after all that were begun have ended. Those not
     /// started by `deadline` are [`late`].
