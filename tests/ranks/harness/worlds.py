@@ -15,6 +15,7 @@ import multiprocessing.connection
 import multiprocessing.forkserver
 import os
 import signal
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -25,6 +26,8 @@ from typing import Any
 import torch.distributed as dist
 
 HERE = str(Path(__file__).parents[1])
+# A process that starts looks at all others, also at those that another thread is closing.
+_STARTING = threading.Lock()
 SHAPES = ((2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 1), (2, 1, 2), (1, 2, 2), (2, 2, 2))
 
 
@@ -48,9 +51,10 @@ def warm() -> None:
 def _imported() -> None:
     """Waits until that process has imported everything: the time is not that of the first world."""
     process = context().Process(target=os.getpid)
-    process.start()
-    process.join()
-    process.close()
+    with _STARTING:
+        process.start()
+        process.join()
+        process.close()
 
 
 @dataclass
@@ -104,7 +108,8 @@ def run(
         for rank in range(ranks):
             ours, theirs = made.Pipe(duplex=False)
             process = made.Process(target=_entry, args=(function, rank, store.port, theirs, given))
-            process.start()
+            with _STARTING:
+                process.start()
             theirs.close()
             processes.append(process)
             pipes[ours] = rank
@@ -136,7 +141,8 @@ def run(
                     os.kill(process.pid, signal.SIGKILL)
         for process in processes:
             process.join()
-            process.close()
+            with _STARTING:
+                process.close()
         for pipe in pipes:
             pipe.close()
         del store
